@@ -1,0 +1,99 @@
+"""hetkit: interactive experiments on unlike GPUs, from a notebook.
+
+The public names are loaded when they are first used (PEP 562): ``import hetkit`` loads neither
+PyTorch nor a Jupyter library.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hetkit.devices.device import Device, DeviceSpec, Link, SlowDown
+    from hetkit.devices.fleet import Fleet, emulate
+    from hetkit.devices.inventory import devices
+    from hetkit.errors import (
+        DataError,
+        DeviceBusyError,
+        DeviceError,
+        HetkitError,
+        LaunchError,
+        LossError,
+        PayloadError,
+        PlanError,
+        ProtocolError,
+        RemoteError,
+        SessionError,
+        SettingsError,
+        TaskError,
+        WorkerDied,
+        WorkerError,
+    )
+    from hetkit.session import Session
+    from hetkit.settings import Settings
+    from hetkit.task import Task
+
+_HOMES = {
+    "hetkit.devices.device": ("Device", "DeviceSpec", "Link", "SlowDown"),
+    "hetkit.devices.fleet": ("Fleet", "emulate"),
+    "hetkit.devices.inventory": ("devices",),
+    "hetkit.errors": (
+        "DataError",
+        "DeviceBusyError",
+        "DeviceError",
+        "HetkitError",
+        "LaunchError",
+        "LossError",
+        "PayloadError",
+        "PlanError",
+        "ProtocolError",
+        "RemoteError",
+        "SessionError",
+        "SettingsError",
+        "TaskError",
+        "WorkerDied",
+        "WorkerError",
+    ),
+    "hetkit.session": ("Session",),
+    "hetkit.settings": ("Settings",),
+    "hetkit.task": ("Task",),
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "DataError",
+    "Device",
+    "DeviceBusyError",
+    "DeviceError",
+    "DeviceSpec",
+    "Fleet",
+    "HetkitError",
+    "LaunchError",
+    "Link",
+    "LossError",
+    "PayloadError",
+    "PlanError",
+    "ProtocolError",
+    "RemoteError",
+    "Session",
+    "SessionError",
+    "Settings",
+    "SettingsError",
+    "SlowDown",
+    "Task",
+    "TaskError",
+    "WorkerDied",
+    "WorkerError",
+    "devices",
+    "emulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module 'hetkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

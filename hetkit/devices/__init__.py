@@ -1,0 +1,1 @@
+"""What there is: devices, real and emulated, and the figures published about them."""

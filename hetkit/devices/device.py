@@ -1,0 +1,172 @@
+"""Device: one thing that runs one rank, real or emulated. Frozen data, safe to send to a worker."""
+
+from dataclasses import dataclass, field
+
+from hetkit.errors import DeviceError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceSpec:
+    """Published figures of one kind of device. A figure that nobody published is None.
+
+    Args:
+        name: The catalogue's name, such as ``"V100-SXM2-16"``.
+        vendor: ``"nvidia"``, ``"amd"`` or ``"cpu"``.
+        architecture: CUDA compute capability (``"7.0"``) or AMD target (``"gfx90a"``).
+        memory_bytes: Size of its memory.
+        memory_bytes_per_s: Bandwidth of its memory.
+        fp32_flops, tf32_flops, fp16_flops, bf16_flops: Dense peak, in operations per second;
+            None where the device has no such mode.
+        link_bytes_per_s: Its fastest link, both directions summed.
+        link: The link's name, such as ``"NVLink3"``.
+        power_w: Its power limit.
+        sources: Field name to where the figure was read; the key ``"*"`` stands for the rest.
+    """
+
+    name: str
+    vendor: str
+    architecture: str = ""
+    memory_bytes: int | None = None
+    memory_bytes_per_s: float | None = None
+    fp32_flops: float | None = None
+    tf32_flops: float | None = None
+    fp16_flops: float | None = None
+    bf16_flops: float | None = None
+    link_bytes_per_s: float | None = None
+    link: str = ""
+    power_w: float | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """A link between devices: time = latency + bytes / rate.
+
+    Args:
+        latency_s: Seconds before the first byte arrives. Default 0.
+        bytes_per_s: Rate of one direction. Default: infinite.
+    """
+
+    latency_s: float = 0.0
+    bytes_per_s: float = float("inf")
+
+    def __post_init__(self) -> None:
+        if not self.latency_s >= 0 or not self.bytes_per_s > 0:
+            raise DeviceError(f"a link needs latency_s ≥ 0 and bytes_per_s > 0: {self}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlowDown:
+    """From ``at_s`` seconds of training on, the device computes ``factor`` times slower.
+
+    Args:
+        at_s: Seconds since the worker's first step (a card that heats up, say).
+        factor: Above 1 is slower, below 1 faster.
+    """
+
+    at_s: float
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not self.at_s >= 0 or not self.factor > 0:
+            raise DeviceError(f"a slow-down needs at_s ≥ 0 and factor > 0: {self}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Emulation:
+    """How an emulated device behaves. Times are the device's own; wall time is × ``time_scale``.
+
+    Args:
+        pace: Speed relative to pace 1. Default 1.
+        sample_s: Seconds of compute per sample at pace 1, forward and backward, at precision
+            ``"off"``. None (default): calibrated when the workers start, from the task's real
+            compute on this machine, so that the real compute stays well below it.
+        launch_s: Fixed seconds per micro-batch, whatever the pace (the *a* of a + c·b).
+        amp_pace: Precision to how many times faster than ``"off"`` it computes; a precision that
+            is missing is one that the device does not have.
+        intra_link, inter_link: Link to devices of the same host, and of other hosts.
+        memory_bytes: Size of the device's memory; None: unlimited.
+        fixed_bytes, sample_bytes: The p and q of p + q·μ; None: measured from the task.
+        time_scale: Wall seconds per device second, for compute and links alike.
+        jitter: Relative standard deviation of each step's compute time.
+        seed: Seed of the jitter.
+        slow_downs: Changes of pace over time, in order.
+        dies_at_step: The step at which the worker kills itself; None: never.
+    """
+
+    pace: float = 1.0
+    sample_s: float | None = None
+    launch_s: float = 0.0
+    amp_pace: dict[str, float] = field(default_factory=dict)
+    intra_link: Link = Link()
+    inter_link: Link = Link()
+    memory_bytes: int | None = None
+    fixed_bytes: int | None = None
+    sample_bytes: float | None = None
+    time_scale: float = 1.0
+    jitter: float = 0.0
+    seed: int = 0
+    slow_downs: tuple[SlowDown, ...] = ()
+    dies_at_step: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("pace", "time_scale"):
+            if not getattr(self, name) > 0:
+                raise DeviceError(f"{name} must be above 0, not {getattr(self, name)!r}.")
+        for name in ("launch_s", "jitter"):
+            if not getattr(self, name) >= 0:
+                raise DeviceError(f"{name} must be at least 0, not {getattr(self, name)!r}.")
+        if self.sample_s is not None and not self.sample_s > 0:
+            raise DeviceError(f"sample_s must be above 0, not {self.sample_s!r}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One thing that runs one rank.
+
+    Args:
+        name: What a person calls it: ``"A100"``, ``"NVIDIA GeForce RTX 3090"``, ``"cpu"``.
+        kind: ``"cpu"`` or ``"cuda"`` (ROCm's PyTorch uses the latter name too): where tensors
+            live. An emulated device computes on the ``"cpu"``.
+        index: Ordinal among its kind; of an emulated device, its place in the fleet.
+        key: What tells it from all others on this machine; two sessions never share one.
+        uuid: The vendor's identifier, where there is one.
+        host: Name of its host; equal names share the fast link.
+        spec: Published figures, where they are known.
+        memory_bytes: Size of its memory, where it is known.
+        emulation: How it behaves when it is emulated; None for a real device.
+
+    Example:
+        >>> import hetkit as hk
+        >>> [device.label for device in hk.emulate("1xA100 + 1xV100")]
+        ['A100 #0', 'V100 #1']
+    """
+
+    name: str
+    kind: str
+    index: int
+    key: str
+    uuid: str | None = None
+    host: str = "localhost"
+    spec: DeviceSpec | None = None
+    memory_bytes: int | None = None
+    emulation: Emulation | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cpu", "cuda"):
+            raise DeviceError(f"kind must be 'cpu' or 'cuda', not {self.kind!r}.")
+
+    @property
+    def emulated(self) -> bool:
+        """Whether its speed, memory and links are emulated."""
+        return self.emulation is not None
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and charts, unique in a fleet."""
+        return f"{self.name} #{self.index}"
+
+    @property
+    def torch_device(self) -> str:
+        """The PyTorch device string, such as ``"cuda:1"``."""
+        return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"

@@ -1,0 +1,1 @@
+"""What happened: the bounded history, the ledger, and their forms for a person to read."""

@@ -1,0 +1,199 @@
+"""Settings: what a user may change while the training runs.
+
+One frozen record; `Session.set` and the dashboard's controls are both made from its fields. Each
+field carries its meaning, its unit and when a change takes effect as metadata.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from hetkit.errors import SettingsError
+
+AMP_MODES = ("off", "auto", "bf16", "fp16")
+"""Precisions of the forward pass: none, the best the device has, or one by name."""
+
+COMPRESSIONS = ("none", "fp16", "bf16")
+"""Names of the gradient codecs."""
+
+Effect = Literal["next grant", "next epoch"]
+
+
+def _setting(default: Any, meaning: str, *, unit: str = "", effect: Effect) -> Any:
+    return field(default=default, metadata={"meaning": meaning, "unit": unit, "effect": effect})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a user may change between epochs, or between grants, of a running session.
+
+    Args:
+        batches: Samples per rank in a step. ``"auto"`` (default) balances by measured speed,
+            ``"even"`` splits evenly, a list of ints gives the samples per rank (their sum is the
+            global batch), a list of floats gives ratios. From the next grant.
+        micro_batch: Largest number of samples in one forward pass. ``None`` (default): as large
+            as the device's memory allows; an int: the same on every device, with unequal counts.
+            From the next grant.
+        amp: Precision of the forward pass: ``"off"`` (default, float32), ``"auto"`` (bf16 where
+            the device has it, else fp16), ``"bf16"``, ``"fp16"``, or a list with one per rank.
+            From the next epoch.
+        tf32: Let float32 matrix products run in TF32 where the device has it. Default False.
+            From the next epoch.
+        compression: Gradient codec: ``"none"`` (default), ``"fp16"`` or ``"bf16"``. From the next
+            epoch.
+        lr: Learning rate of every parameter group: ``None`` (default) leaves the task's, a number
+            sets it, ``"x0.5"`` multiplies the task's (and its scheduler's) by that factor. From
+            the next epoch.
+        global_batch: Samples in one step over all ranks. From the next epoch.
+        clip_norm: Largest norm of the whole gradient, clipped after the exchange. ``None``
+            (default) for no clipping. From the next epoch.
+        bucket_bytes: Size of DDP's gradient buckets. ``None`` (default) is PyTorch's 25 MiB. From
+            the next epoch.
+
+    Raises:
+        SettingsError: A value is out of its range; the message names the field.
+
+    Example:
+        >>> import hetkit as hk
+        >>> settings = hk.Settings(global_batch=64, amp="bf16")
+        >>> settings.change(batches=[48, 16]).batches
+        (48, 16)
+    """
+
+    batches: str | tuple[int, ...] | tuple[float, ...] = _setting(
+        "auto", "Samples per rank in a step, or ratios", unit="samples", effect="next grant"
+    )
+    micro_batch: int | None = _setting(
+        None, "Largest forward pass", unit="samples", effect="next grant"
+    )
+    amp: str | tuple[str, ...] = _setting("off", "Precision of the forward", effect="next epoch")
+    tf32: bool = _setting(False, "TF32 for float32 matrix products", effect="next epoch")
+    compression: str = _setting("none", "Gradient codec", effect="next epoch")
+    lr: float | str | None = _setting(None, "Learning rate", effect="next epoch")
+    global_batch: int = _setting(
+        256, "Samples in a step over all ranks", unit="samples", effect="next epoch"
+    )
+    clip_norm: float | None = _setting(None, "Largest gradient norm", effect="next epoch")
+    bucket_bytes: int | None = _setting(
+        None, "Size of DDP's gradient buckets", unit="bytes", effect="next epoch"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("batches", "amp"):
+            value = getattr(self, name)
+            if isinstance(value, Sequence) and not isinstance(value, str):
+                object.__setattr__(self, name, tuple(value))
+        _check_int("global_batch", self.global_batch, minimum=1)
+        _check_batches(self.batches, self.global_batch)
+        _check_amp(self.amp)
+        if not isinstance(self.tf32, bool):
+            raise SettingsError(f"tf32 must be True or False, not {self.tf32!r}.")
+        if self.compression not in COMPRESSIONS:
+            raise SettingsError(
+                f"compression must be one of {', '.join(COMPRESSIONS)}, not {self.compression!r}."
+            )
+        lr_factor(self.lr)
+        if self.micro_batch is not None:
+            _check_int("micro_batch", self.micro_batch, minimum=1)
+        if self.clip_norm is not None:
+            _check_positive("clip_norm", self.clip_norm)
+        if self.bucket_bytes is not None:
+            _check_int("bucket_bytes", self.bucket_bytes, minimum=1024)
+
+    def change(self, **changes: Any) -> "Settings":
+        """Returns these settings with some fields changed, validated as a whole.
+
+        Explicit ``batches`` that no longer sum to a changed ``global_batch`` are refused unless
+        they are changed with it.
+
+        Raises:
+            SettingsError: A name is not a setting, or a value is out of its range.
+        """
+        known = [f.name for f in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise SettingsError(f"{name!r} is not a setting; there are: {', '.join(known)}.")
+        return replace(self, **changes)
+
+    def check_ranks(self, world_size: int) -> None:
+        """Checks what depends on the number of ranks.
+
+        Raises:
+            SettingsError: A list has another length than there are ranks, or the global batch is
+                smaller than the number of ranks.
+        """
+        for name in ("batches", "amp"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != world_size:
+                raise SettingsError(
+                    f"{name} has {len(value)} values for {world_size} devices: give one for each."
+                )
+        if self.global_batch < world_size:
+            raise SettingsError(
+                f"global_batch {self.global_batch} is smaller than the number of devices, "
+                f"{world_size}: give at least one sample for each, or use fewer devices."
+            )
+
+
+def lr_factor(lr: float | str | None) -> float | None:
+    """Returns the factor of ``"x0.5"``, or None where ``lr`` is a number or None.
+
+    Raises:
+        SettingsError: ``lr`` is none of the three forms, or not above 0.
+    """
+    if lr is None:
+        return None
+    if isinstance(lr, str):
+        found = re.fullmatch(r"x(\d+(?:\.\d*)?(?:e[+-]?\d+)?)", lr.strip())
+        if found is None or float(found[1]) <= 0:
+            raise SettingsError(f'lr must be a number above 0 or a factor such as "x0.5": {lr!r}.')
+        return float(found[1])
+    _check_positive("lr", lr)
+    return None
+
+
+def _check_int(name: str, value: object, *, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise SettingsError(f"{name} must be an int of at least {minimum}, not {value!r}.")
+
+
+def _check_positive(name: str, value: object) -> None:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not good or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type,operator]
+        raise SettingsError(f"{name} must be a finite number above 0, not {value!r}.")
+
+
+def _check_amp(amp: object) -> None:
+    modes = amp if isinstance(amp, tuple) else (amp,)
+    for mode in modes:
+        if mode not in AMP_MODES:
+            raise SettingsError(f"amp must be one of {', '.join(AMP_MODES)}, not {mode!r}.")
+
+
+def _check_batches(batches: object, global_batch: int) -> None:
+    if isinstance(batches, str):
+        if batches not in ("auto", "even"):
+            raise SettingsError(
+                f'batches must be "auto", "even", a list of ints or a list of ratios: {batches!r}.'
+            )
+        return
+    if not isinstance(batches, tuple) or not batches:
+        raise SettingsError(f"batches must be a word or a list with a value per rank: {batches!r}.")
+    if all(isinstance(b, int) and not isinstance(b, bool) for b in batches):
+        if min(batches) < 0:
+            raise SettingsError(f"batches must not be negative: {list(batches)}.")
+        if sum(batches) != global_batch:
+            raise SettingsError(
+                f"batches {list(batches)} sum to {sum(batches)}, not to the global batch "
+                f"{global_batch}: mend one of them, or give ratios as floats."
+            )
+        return
+    for ratio in batches:
+        if isinstance(ratio, bool) or not isinstance(ratio, (int, float)):
+            raise SettingsError(f"batches has {ratio!r}, which is not a number.")
+        if not math.isfinite(ratio) or ratio < 0:
+            raise SettingsError(f"ratios must be finite and not negative: {list(batches)}.")
+    if sum(batches) <= 0:
+        raise SettingsError(f"at least one ratio must be above 0: {list(batches)}.")

@@ -1,0 +1,89 @@
+"""Task: what is trained, as callables, so that it can be built inside every worker."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetkit.errors import SettingsError, TaskError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is trained: a model, its data, a loss and an optimizer.
+
+    Every part is built inside the workers, so classes, functions, lambdas and modules defined in
+    notebook cells or in files beside the notebook all work. No torch object is needed to describe
+    a task.
+
+    Args:
+        model: A callable that returns the ``torch.nn.Module`` (a class does), or a module, whose
+            weights are then the initial ones. It is built under the session's seed.
+        data: The training set: a map-style dataset (``__len__`` and ``__getitem__``), a tensor or
+            array, a tuple of them with equal first dimensions, or a callable without arguments
+            that returns one of these (for data that a worker should open by itself).
+        loss: ``loss(model, batch)``; returns the mean over the batch's samples as a scalar tensor,
+            or ``(mean, count)`` when its denominator is something else (tokens, valid pixels).
+        optimizer: ``optimizer(parameters)``; returns the ``torch.optim.Optimizer``.
+        validate: The validation set, in the forms of ``data``; None for none. It is spread over
+            the devices, each sample counted once.
+        metrics: Name to ``metric(model, batch)``, which returns the batch's mean, or
+            ``(mean, count)``. Measured on ``validate`` after each epoch, beside its loss.
+        scheduler: ``scheduler(optimizer)``; its ``step()`` is called once an epoch. None for none.
+        collate: Turns a list of samples into a batch; None for PyTorch's ``default_collate``.
+        num_workers: DataLoader processes per rank. 0 (the default) loads in the rank itself.
+        preload: Names of heavy modules that the workers' parent should import once for all.
+
+    Raises:
+        TaskError: A part is not callable, or metrics are given without ``validate``.
+        SettingsError: ``num_workers`` is negative.
+
+    Example:
+        >>> import hetkit as hk
+        >>> task = hk.Task(
+        ...     model=lambda: __import__("torch").nn.Linear(2, 1),
+        ...     data=[(0.0, 1.0)] * 8,
+        ...     loss=lambda model, batch: model(batch).square().mean(),
+        ...     optimizer=lambda params: __import__("torch").optim.SGD(params, lr=0.1),
+        ... )
+        >>> task.num_workers
+        0
+    """
+
+    model: Any
+    data: Any
+    loss: Callable[[Any, Any], Any]
+    optimizer: Callable[[Any], Any]
+    validate: Any = None
+    metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    scheduler: Callable[[Any], Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    num_workers: int = 0
+    preload: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("model", "loss", "optimizer"):
+            _require_callable(name, getattr(self, name))
+        for name in ("scheduler", "collate"):
+            if getattr(self, name) is not None:
+                _require_callable(name, getattr(self, name))
+        for name, metric in self.metrics.items():
+            _require_callable(f"metrics[{name!r}]", metric)
+        if self.data is None:
+            raise TaskError("data is None: give a dataset, tensors, or a callable that makes one.")
+        if self.metrics and self.validate is None:
+            raise TaskError(
+                f"metrics {sorted(self.metrics)} need data to be measured on: "
+                "give validate=… or leave metrics out."
+            )
+        if isinstance(self.num_workers, bool) or not isinstance(self.num_workers, int):
+            raise SettingsError(f"num_workers must be an int of at least 0: {self.num_workers!r}.")
+        if self.num_workers < 0:
+            raise SettingsError(f"num_workers must be at least 0, not {self.num_workers}.")
+
+
+def _require_callable(name: str, value: object) -> None:
+    if not callable(value):
+        raise TaskError(
+            f"{name} must be callable, not {value!r} of type {type(value).__name__}: "
+            "give a class, a function or a lambda."
+        )

@@ -1,0 +1,1 @@
+"""The dashboard. Jupyter lives here and nowhere else."""

@@ -1,0 +1,1 @@
+"""Inside a rank. PyTorch is imported here and nowhere else."""

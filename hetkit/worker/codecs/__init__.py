@@ -1,0 +1,1 @@
+"""Gradient codecs: how a bucket travels."""
