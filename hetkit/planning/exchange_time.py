@@ -1,0 +1,94 @@
+"""How long the exchange of gradients takes, from the bytes and the slowest link.
+
+A ring all-reduce over *n* ranks cuts the gradient into *n* pieces. In n − 1 rounds each rank sends
+one piece on and adds what it receives; in n − 1 further rounds the finished pieces go round::
+
+    0 ─▶ 1 ─▶ 2 ─▶ 0      2(n − 1) rounds, one piece of bytes/n per rank and round
+
+    bytes per rank = 2(n − 1)/n · bytes               (for large n: twice the gradient, whatever n)
+    seconds        = 2(n − 1)·latency + bytes per rank / rate
+
+In every round all links work at once, so the slowest sets the pace. This is the α–β cost of the
+bandwidth-optimal all-reduce [1]_; traffic grows with n in total and hardly at all per rank, and
+what does grow with n is the latency.
+
+.. [1] P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+   workstations", J. Parallel Distrib. Comput. 69 (2009).
+"""
+
+from collections.abc import Sequence
+
+from hetkit.devices.device import Device, Link
+from hetkit.errors import PlanError
+
+
+def ring_bytes(world_size: int, raw_bytes: float) -> float:
+    """Returns what each rank sends in a ring all-reduce: 2(n − 1)/n · ``raw_bytes``.
+
+    Args:
+        world_size: Ranks in the ring, at least 1; one alone sends nothing.
+        raw_bytes: Size of the gradient as it travels (after the codec), at least 0.
+
+    Raises:
+        PlanError: A value is out of its range.
+
+    Example:
+        >>> ring_bytes(4, 100.0)
+        150.0
+    """
+    if world_size < 1 or not raw_bytes >= 0:
+        raise PlanError(f"a ring needs at least 1 rank and 0 bytes: {world_size}, {raw_bytes}.")
+    return 2 * (world_size - 1) / world_size * raw_bytes
+
+
+def ring_seconds(world_size: int, wire_bytes: float, link: Link) -> float:
+    """Returns how long a ring all-reduce takes: 2(n − 1)·latency + ``wire_bytes``/rate.
+
+    Args:
+        world_size: Ranks in the ring, at least 1; one alone takes no time.
+        wire_bytes: What each rank sends, see `ring_bytes`; at least 0.
+        link: The slowest link of the ring.
+
+    Raises:
+        PlanError: A value is out of its range.
+
+    Example:
+        >>> ring_seconds(2, 1e9, Link(latency_s=0.001, bytes_per_s=2e9))
+        0.502
+    """
+    if world_size < 1 or not wire_bytes >= 0:
+        raise PlanError(f"a ring needs at least 1 rank and 0 bytes: {world_size}, {wire_bytes}.")
+    if world_size == 1:
+        return 0.0
+    return 2 * (world_size - 1) * link.latency_s + wire_bytes / link.bytes_per_s
+
+
+def slowest_link(devices: Sequence[Device]) -> Link | None:
+    """Returns the link that sets the pace of a ring over ``devices``.
+
+    On one host that is the slowest of their links inside a host, on several hosts the slowest
+    between hosts. Latency and rate may come from different devices: each round of the ring waits
+    for the worst of both.
+
+    Returns:
+        None where it is not known: real devices state no link, it has to be measured.
+
+    Raises:
+        PlanError: There are no devices.
+
+    Example:
+        >>> import hetkit as hk
+        >>> slowest_link(tuple(hk.emulate("1xA100 + 1xV100", link="2GB/s"))).bytes_per_s
+        2000000000.0
+    """
+    if not devices:
+        raise PlanError("no devices: give at least one.")
+    emulations = [device.emulation for device in devices if device.emulation is not None]
+    if len(emulations) < len(devices):
+        return None
+    several_hosts = len({device.host for device in devices}) > 1
+    links = [e.inter_link if several_hosts else e.intra_link for e in emulations]
+    return Link(
+        latency_s=max(link.latency_s for link in links),
+        bytes_per_s=min(link.bytes_per_s for link in links),
+    )
