@@ -6,8 +6,9 @@ field carries its meaning, its unit and when a change takes effect as metadata.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from hetkit.errors import SettingsError
@@ -17,6 +18,8 @@ AMP_MODES = ("off", "auto", "bf16", "fp16")
 
 COMPRESSIONS = ("none", "fp16", "bf16")
 """Names of the gradient codecs."""
+
+_LARGEST_INT = 2**63 - 1  # what a message can carry
 
 Effect = Literal["next grant", "next epoch"]
 
@@ -81,16 +84,14 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        for name in ("batches", "amp"):
-            value = getattr(self, name)
-            if isinstance(value, Sequence) and not isinstance(value, str):
-                object.__setattr__(self, name, tuple(value))
+        for f in fields(self):
+            object.__setattr__(self, f.name, _plain(getattr(self, f.name)))
         _check_int("global_batch", self.global_batch, minimum=1)
         _check_batches(self.batches, self.global_batch)
         _check_amp(self.amp)
         if not isinstance(self.tf32, bool):
             raise SettingsError(f"tf32 must be True or False, not {self.tf32!r}.")
-        if self.compression not in COMPRESSIONS:
+        if not isinstance(self.compression, str) or self.compression not in COMPRESSIONS:
             raise SettingsError(
                 f"compression must be one of {', '.join(COMPRESSIONS)}, not {self.compression!r}."
             )
@@ -147,28 +148,57 @@ def lr_factor(lr: float | str | None) -> float | None:
         return None
     if isinstance(lr, str):
         found = re.fullmatch(r"x(\d+(?:\.\d*)?(?:e[+-]?\d+)?)", lr.strip())
-        if found is None or float(found[1]) <= 0:
+        factor = float(found[1]) if found else 0.0
+        if not 0 < factor < math.inf:
             raise SettingsError(f'lr must be a number above 0 or a factor such as "x0.5": {lr!r}.')
-        return float(found[1])
+        return factor
     _check_positive("lr", lr)
     return None
 
 
+def _plain(value: Any) -> Any:
+    """Returns a list or an array as a tuple, and NumPy's numbers as Python's."""
+    if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
+        return _plain_number(value)
+    try:
+        return tuple(_plain_number(item) for item in value)
+    except TypeError:  # an array without dimensions calls itself iterable, and is not
+        return value
+
+
+def _plain_number(value: Any) -> Any:
+    if type(value) in (bool, int, float):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    try:
+        return float(value) if isinstance(value, Real) else value
+    except OverflowError:  # a fraction beyond the floats stays as it is, and is refused
+        return value
+
+
 def _check_int(name: str, value: object, *, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+    good = isinstance(value, int) and not isinstance(value, bool)
+    if not good or not minimum <= value <= _LARGEST_INT:  # type: ignore[operator]
         raise SettingsError(f"{name} must be an int of at least {minimum}, not {value!r}.")
 
 
 def _check_positive(name: str, value: object) -> None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type,operator]
+    if not _is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
         raise SettingsError(f"{name} must be a finite number above 0, not {value!r}.")
 
 
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) <= _LARGEST_INT
+
+
 def _check_amp(amp: object) -> None:
-    modes = amp if isinstance(amp, tuple) else (amp,)
-    for mode in modes:
-        if mode not in AMP_MODES:
+    if amp == ():
+        raise SettingsError("amp is an empty list: give one precision for each device, or a word.")
+    for mode in amp if isinstance(amp, tuple) else (amp,):
+        if not isinstance(mode, str) or mode not in AMP_MODES:
             raise SettingsError(f"amp must be one of {', '.join(AMP_MODES)}, not {mode!r}.")
 
 
@@ -191,9 +221,11 @@ def _check_batches(batches: object, global_batch: int) -> None:
             )
         return
     for ratio in batches:
-        if isinstance(ratio, bool) or not isinstance(ratio, (int, float)):
+        if not _is_number(ratio):
             raise SettingsError(f"batches has {ratio!r}, which is not a number.")
-        if not math.isfinite(ratio) or ratio < 0:
+        if not 0 <= ratio < math.inf:
             raise SettingsError(f"ratios must be finite and not negative: {list(batches)}.")
-    if sum(batches) <= 0:
-        raise SettingsError(f"at least one ratio must be above 0: {list(batches)}.")
+    if not 0 < sum(batches) < math.inf:
+        raise SettingsError(
+            f"ratios must sum to a finite number above 0, not {sum(batches)}: {list(batches)}."
+        )

@@ -1,13 +1,13 @@
 """Task: what is trained, as callables, so that it can be built inside every worker."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hetkit.errors import SettingsError, TaskError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
     """What is trained: a model, its data, a loss and an optimizer.
 
@@ -33,8 +33,11 @@ class Task:
         num_workers: DataLoader processes per rank. 0 (the default) loads in the rank itself.
         preload: Names of heavy modules that the workers' parent should import once for all.
 
+    A task equals only itself: whether two data sets are equal is not a question to ask in passing.
+
     Raises:
-        TaskError: A part is not callable, or metrics are given without ``validate``.
+        TaskError: A part is not callable, metrics are given without ``validate`` or are no
+            mapping, or ``preload`` is not a list of names.
         SettingsError: ``num_workers`` is negative.
 
     Example:
@@ -50,10 +53,10 @@ class Task:
     """
 
     model: Any
-    data: Any
+    data: Any = field(repr=False)
     loss: Callable[[Any, Any], Any]
     optimizer: Callable[[Any], Any]
-    validate: Any = None
+    validate: Any = field(default=None, repr=False)
     metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     scheduler: Callable[[Any], Any] | None = None
     collate: Callable[[list[Any]], Any] | None = None
@@ -66,19 +69,31 @@ class Task:
         for name in ("scheduler", "collate"):
             if getattr(self, name) is not None:
                 _require_callable(name, getattr(self, name))
+        if not isinstance(self.metrics, Mapping):
+            raise TaskError(f"metrics must map names to callables, not {self.metrics!r}.")
         for name, metric in self.metrics.items():
             _require_callable(f"metrics[{name!r}]", metric)
         if self.data is None:
             raise TaskError("data is None: give a dataset, tensors, or a callable that makes one.")
         if self.metrics and self.validate is None:
             raise TaskError(
-                f"metrics {sorted(self.metrics)} need data to be measured on: "
+                f"metrics {list(self.metrics)} need data to be measured on: "
                 "give validate=… or leave metrics out."
             )
         if isinstance(self.num_workers, bool) or not isinstance(self.num_workers, int):
             raise SettingsError(f"num_workers must be an int of at least 0: {self.num_workers!r}.")
         if self.num_workers < 0:
             raise SettingsError(f"num_workers must be at least 0, not {self.num_workers}.")
+        object.__setattr__(self, "preload", _module_names(self.preload))
+
+
+def _module_names(preload: object) -> tuple[str, ...]:
+    names = preload if isinstance(preload, Iterable) and not isinstance(preload, str) else (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise TaskError(
+            f'preload must be a list of module names, such as ["transformers"]: {preload!r}.'
+        )
+    return tuple(names)
 
 
 def _require_callable(name: str, value: object) -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
@@ -35,6 +36,17 @@ MARK = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 collect_ignore = ["benchmarks"]  # scripts, not tests; `make bench` runs them
+
+
+def pytest_configure() -> None:
+    """Takes the clock out of hypothesis, and chance out of it on CI."""
+    hypothesis.settings.register_profile(
+        "hetkit",
+        deadline=None,
+        derandomize=bool(os.environ.get("CI")),
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("hetkit")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

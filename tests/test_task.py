@@ -1,0 +1,65 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetkit as hk
+
+
+def parts(**changes: Any) -> dict[str, Any]:
+    good = {"model": list, "data": [1, 2], "loss": lambda m, b: 0, "optimizer": lambda p: None}
+    return {**good, **changes}
+
+
+def test_the_parts_are_kept_as_they_were_given() -> None:
+    given = parts(validate=[3], metrics={"accuracy": max}, preload=["json"])
+    task = hk.Task(**given)
+    for name in ("model", "data", "loss", "optimizer", "validate", "metrics"):
+        assert getattr(task, name) is given[name]
+    assert task.preload == ("json",)
+    assert (task.scheduler, task.collate, task.num_workers) == (None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"model": None}, "model must be callable, not None of type NoneType"),
+        ({"loss": 3}, "loss must be callable, not 3 of type int: give a class, a function"),
+        ({"optimizer": "adam"}, "optimizer must be callable"),
+        ({"scheduler": 1}, "scheduler must be callable"),
+        ({"collate": 1}, "collate must be callable"),
+        ({"data": None}, "data is None: give a dataset"),
+        ({"metrics": {"a": max}}, r"metrics \['a'\] need data to be measured on: give validate="),
+        ({"metrics": {"a": 1}, "validate": [1]}, r"metrics\['a'\] must be callable"),
+        ({"metrics": [max], "validate": [1]}, "metrics must map names to callables"),
+        ({"preload": "json"}, r"preload must be a list of module names, .*: 'json'"),
+        ({"preload": [1]}, "preload must be a list of module names"),
+        ({"preload": None}, "preload must be a list of module names"),
+    ],
+)
+def test_a_part_that_cannot_be_trained_is_named(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(hk.TaskError, match=said):
+        hk.Task(**parts(**wrong))
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, "2"])
+def test_num_workers_is_a_count(wrong: Any) -> None:
+    with pytest.raises(hk.SettingsError, match="num_workers must be"):
+        hk.Task(**parts(num_workers=wrong))
+
+
+def test_a_missing_part_is_pythons_own_error() -> None:
+    with pytest.raises(TypeError, match="loss"):
+        hk.Task(model=list, data=[1], optimizer=list)  # type: ignore[call-arg]
+
+
+def test_a_task_equals_itself_and_no_other_whatever_its_data() -> None:
+    data = np.zeros(3)
+    task, same_parts = (hk.Task(**parts(data=data)) for _ in range(2))
+    assert task == task
+    assert task != same_parts
+    assert len({task, same_parts}) == 2
+
+
+def test_its_text_does_not_hold_the_data() -> None:
+    assert len(repr(hk.Task(**parts(data=list(range(100_000)), validate="x" * 100_000)))) < 1000
