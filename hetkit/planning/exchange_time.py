@@ -77,9 +77,13 @@ def slowest_link(devices: Sequence[Device]) -> Link | None:
         PlanError: There are no devices.
 
     Example:
-        >>> import hetkit as hk
-        >>> slowest_link(tuple(hk.emulate("1xA100 + 1xV100", link="2GB/s"))).bytes_per_s
-        2000000000.0
+        >>> from hetkit.devices.device import Emulation
+        >>> def emulated(index: int, link: Link) -> Device:
+        ...     emulation = Emulation(intra_link=link)
+        ...     return Device(name="T4", kind="cpu", index=index, key="", emulation=emulation)
+        >>> fleet = [emulated(0, Link(bytes_per_s=2e9)), emulated(1, Link(bytes_per_s=1e9))]
+        >>> slowest_link(fleet).bytes_per_s
+        1000000000.0
     """
     if not devices:
         raise PlanError("no devices: give at least one.")
