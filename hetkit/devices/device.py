@@ -162,6 +162,21 @@ class Device:
         return self.emulation is not None
 
     @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions of the forward that it computes in, best first, after ``"off"``.
+
+        bf16 needs compute capability 8.0 (``torch.cuda.is_bf16_supported()`` also answers True
+        for emulation); a CUDA device of unknown capability is trusted with fp16 only.
+        """
+        if self.emulation is not None:
+            return tuple(mode for mode in ("bf16", "fp16") if mode in self.emulation.amp_pace)
+        if self.kind == "cpu":
+            return ("bf16", "fp16")
+        architecture = self.spec.architecture if self.spec else ""
+        modern = architecture.startswith("gfx9") or _capability(architecture) >= (8, 0)
+        return ("bf16", "fp16") if modern else ("fp16",)
+
+    @property
     def label(self) -> str:
         """A short name for tables and charts, unique in a fleet."""
         return f"{self.name} #{self.index}"
@@ -170,3 +185,8 @@ class Device:
     def torch_device(self) -> str:
         """The PyTorch device string, such as ``"cuda:1"``."""
         return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
+
+
+def _capability(architecture: str) -> tuple[int, int]:
+    major, _, minor = architecture.partition(".")
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)

@@ -57,6 +57,7 @@ class Join(Message, frozen=True, kw_only=True):
     devices: tuple[Device, ...]
     payload: str
     seed: int
+    global_batch: int
     threads: int
     snapshot: str | None = None
 

@@ -1,0 +1,147 @@
+"""Builds a rank: its model, data, clock and exchange, from the task and the Join message."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hetkit.devices.device import Device
+from hetkit.errors import TaskError
+from hetkit.launch.messages import Join
+from hetkit.planning.batch_split import even_split
+from hetkit.planning.exchange_time import slowest_link
+from hetkit.task import Task
+from hetkit.worker.checkpoint import read_state
+from hetkit.worker.codecs.registry import make_codec
+from hetkit.worker.data import ArraySamples, DatasetSamples, open_samples
+from hetkit.worker.emulation import DeviceClock, EmulatedLink, EmulatedMemory
+from hetkit.worker.exchange import Exchange
+from hetkit.worker.loop import TrainingLoop
+from hetkit.worker.memory import MemoryMeter, training_bytes
+from hetkit.worker.meter import Meter
+from hetkit.worker.probe import Probe, probe
+
+CALIBRATION_MARGIN = 4.0
+"""An emulated device is at least this many times slower than the real compute behind it."""
+
+SHORTEST_STEP_S = 0.025
+"""Shortest calibrated step per rank at the even split: gloo itself costs milliseconds a rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What can be built without the other ranks."""
+
+    task: Task
+    model: torch.nn.Module
+    samples: ArraySamples | DatasetSamples
+    validation: ArraySamples | DatasetSamples | None
+    device: torch.device
+    probe: Probe
+    fixed_bytes: float
+
+
+def build_parts(join: Join, task: Task) -> Parts:
+    """Builds the model under the session's seed, opens the data, and probes the task."""
+    me = join.devices[join.rank]
+    device = torch.device(me.torch_device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(join.threads)
+    torch.manual_seed(join.seed)
+    model = task.model if isinstance(task.model, torch.nn.Module) else task.model()
+    if not isinstance(model, torch.nn.Module):
+        raise TaskError(f"model() returned {type(model).__name__}, not a torch.nn.Module.")
+    model = model.to(device)
+    samples = open_samples(task.data, task.collate)
+    validation = None
+    if task.validate is not None:
+        validation = open_samples(task.validate, task.collate)
+    share = even_split(join.global_batch, join.world_size)[join.rank]
+    calibrates = me.emulation is not None and me.emulation.sample_s is None
+    found = probe(
+        task, model, samples, size=share if calibrates else 2, device=device, repeats=3 * calibrates
+    )
+    fixed_bytes = training_bytes(task.optimizer, model) if me.emulated else 0.0
+    return Parts(
+        task=task,
+        model=model,
+        samples=samples,
+        validation=validation,
+        device=device,
+        probe=found,
+        fixed_bytes=fixed_bytes,
+    )
+
+
+def assemble(
+    join: Join, parts: Parts, meter: Meter, group: dist.ProcessGroup | None
+) -> tuple[TrainingLoop, Device]:
+    """Puts the training loop together once the process group stands.
+
+    Returns:
+        The loop, and this rank's device with what was calibrated filled in.
+    """
+    me = calibrated(join, parts, group)
+    clock, memory = _emulated(me, join.rank)
+    exchange = None
+    if group is not None:
+        link = None
+        slowest = slowest_link(join.devices)
+        if me.emulation is not None and slowest is not None:
+            link = EmulatedLink(slowest, join.world_size, me.emulation.time_scale)
+        ready = clock.backward_done if clock else None
+        exchange = Exchange(group, link, make_codec("none"), ready)
+    loop = TrainingLoop(
+        parts.task,
+        parts.model,
+        parts.samples,
+        rank=join.rank,
+        seed=join.seed,
+        device=parts.device,
+        meter=meter,
+        memory=MemoryMeter(parts.device, memory),
+        exchange=exchange,
+        clock=clock,
+        unused=parts.probe.unused,
+    )
+    if join.snapshot is not None:
+        loop.load_state_dict(read_state(Path(join.snapshot)))
+    return loop, me
+
+
+def calibrated(join: Join, parts: Parts, group: dist.ProcessGroup | None) -> Device:
+    """Returns this rank's device with everything measured that its emulation left open.
+
+    The pace-1 time per sample is agreed by all ranks: the largest of (real seconds × pace), with a
+    margin, so that no rank's real compute comes near what it emulates; and long enough that the
+    step at the even split stays well above what gloo itself costs.
+    """
+    me = join.devices[join.rank]
+    if me.emulation is None:
+        return me
+    emulation = me.emulation
+    if emulation.sample_s is None:
+        slowest = torch.tensor([parts.probe.sample_s * emulation.pace], dtype=torch.float64)
+        if group is not None:
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        share = even_split(join.global_batch, join.world_size)[0]
+        shortest = SHORTEST_STEP_S * join.world_size / share
+        sample_s = max(CALIBRATION_MARGIN * float(slowest.item()), shortest)
+        emulation = replace(emulation, sample_s=sample_s / emulation.time_scale)
+    if emulation.fixed_bytes is None:
+        emulation = replace(emulation, fixed_bytes=int(parts.fixed_bytes))
+    if emulation.sample_bytes is None:
+        emulation = replace(emulation, sample_bytes=parts.probe.sample_bytes)
+    return replace(me, emulation=emulation)
+
+
+def _emulated(me: Device, rank: int) -> tuple[DeviceClock | None, EmulatedMemory | None]:
+    emulation = me.emulation
+    if emulation is None:
+        return None, None
+    return (
+        DeviceClock(emulation, emulation.sample_s or 0.0, rank),
+        EmulatedMemory(me, emulation.fixed_bytes or 0.0, emulation.sample_bytes or 0.0),
+    )

@@ -1,0 +1,165 @@
+"""An emulated device: real computing, held to the clock of the card it stands for.
+
+Forward ends at t_f, and bucket k becomes ready no earlier than its share of the backward::
+
+    real        ██fwd██          █b0█ █b1█
+    emulated    ██fwd████████████|████b0███████|████b1███████|
+                                 t_f           hand-over 0   hand-over 1
+    link                                       ───b0───▶ ─b1─▶     FIFO: latency + bytes / rate
+
+So overlap, exposed transfer, waiting and the order of buckets behave as on the real thing. A third
+of the compute is the forward and two thirds the backward, the usual ratio of their operations
+(each matrix product of the forward has two in the backward).
+"""
+
+import random
+import time
+
+import torch
+
+from hetkit.devices.device import Device, Emulation, Link
+from hetkit.planning.exchange_time import ring_bytes, ring_seconds
+
+FORWARD_SHARE = 1 / 3
+"""Share of a step's compute that the forward pass takes."""
+
+
+class EmulatedOutOfMemoryError(torch.OutOfMemoryError):
+    """The emulated device's memory does not hold what the step needs."""
+
+
+class DeviceClock:
+    """Holds a rank to the pace of its emulated device.
+
+    Args:
+        emulation: The device's behaviour; ``sample_s`` must be known by now.
+        sample_s: Seconds per sample at pace 1, where ``emulation`` leaves it open.
+        rank: Makes the jitter differ between ranks.
+
+    Example:
+        >>> clock = DeviceClock(Emulation(pace=2.0, sample_s=0.002), 0.002, rank=0)
+        >>> clock.compute_s(samples=10, precision="off", step=0, elapsed_s=0.0)
+        0.01
+    """
+
+    def __init__(self, emulation: Emulation, sample_s: float, rank: int) -> None:
+        self._emulation = emulation
+        self._sample_s = sample_s
+        self._rank = rank
+        self._first_step_at: float | None = None
+        self._noise = 1.0
+        self._elapsed_s = 0.0
+        self._micro_start = 0.0
+        self._micro_s = 0.0
+        self.real_s = 0.0
+        self.late_s = 0.0
+
+    def compute_s(self, samples: int, precision: str, step: int, elapsed_s: float) -> float:
+        """Returns the wall seconds that a micro-batch takes: launch + samples × pace, noise out.
+
+        Args:
+            samples: Size of the micro-batch.
+            precision: ``"off"``, ``"bf16"`` or ``"fp16"``.
+            step: The step, counted over the session.
+            elapsed_s: Seconds since the first step, which decide on slow-downs.
+        """
+        e = self._emulation
+        pace = e.pace * e.amp_pace.get(precision, 1.0)
+        for slow_down in e.slow_downs:
+            if elapsed_s >= slow_down.at_s:
+                pace /= slow_down.factor
+        return (e.launch_s + samples * self._sample_s / pace) * e.time_scale
+
+    def begin_step(self, step: int) -> None:
+        """Draws the step's noise and starts its account."""
+        now = time.monotonic()
+        if self._first_step_at is None:
+            self._first_step_at = now
+        self._elapsed_s = now - self._first_step_at
+        self._step = step
+        self.real_s = self.late_s = 0.0
+        e = self._emulation
+        if e.jitter:
+            draw = random.Random(f"{e.seed}/{self._rank}/{step}").gauss(1.0, e.jitter)
+            self._noise = max(0.1, draw)
+
+    def begin_micro_batch(self, samples: int, precision: str) -> None:
+        """Starts the clock of one forward and backward."""
+        self._micro_start = self._phase_start = time.monotonic()
+        self._micro_s = self._noise * self.compute_s(
+            samples, precision, self._step, self._elapsed_s
+        )
+
+    def forward_done(self) -> None:
+        """Holds until the device's forward has ended."""
+        self._hold(FORWARD_SHARE)
+
+    def backward_done(self, share: float) -> None:
+        """Holds until ``share`` (0 … 1) of the device's backward has ended."""
+        self._hold(FORWARD_SHARE + (1 - FORWARD_SHARE) * share)
+
+    def _hold(self, share: float) -> None:
+        now = time.monotonic()
+        self.real_s += now - self._phase_start
+        due = self._micro_start + share * self._micro_s
+        if due > now:
+            time.sleep(due - now)
+        else:
+            self.late_s = max(self.late_s, now - due)
+        self._phase_start = time.monotonic()
+
+
+class EmulatedLink:
+    """The link between the emulated devices: one message at a time, latency + bytes / rate.
+
+    Args:
+        link: The slowest link on the ring of all ranks.
+        world_size: Number of ranks.
+        time_scale: Wall seconds per device second.
+    """
+
+    def __init__(self, link: Link, world_size: int, time_scale: float) -> None:
+        self._link = link
+        self._world_size = world_size
+        self._time_scale = time_scale
+        self._free_at = 0.0
+
+    def occupy(self, arrival: float, raw_bytes: int) -> None:
+        """Holds until a ring all-reduce of ``raw_bytes`` that began at ``arrival`` has passed."""
+        begin = max(arrival, self._free_at)
+        sent_bytes = ring_bytes(self._world_size, raw_bytes)
+        seconds = ring_seconds(self._world_size, sent_bytes, self._link) * self._time_scale
+        self._free_at = begin + seconds
+        rest = self._free_at - time.monotonic()
+        if rest > 0:
+            time.sleep(rest)
+
+
+class EmulatedMemory:
+    """The emulated device's memory: p + q·μ against its size.
+
+    Args:
+        device: The emulated device.
+        fixed_bytes: The p: weights, gradients and optimizer state.
+        sample_bytes: The q: what one sample of a micro-batch keeps for the backward.
+    """
+
+    def __init__(self, device: Device, fixed_bytes: float, sample_bytes: float) -> None:
+        self._device = device
+        self._fixed_bytes = fixed_bytes
+        self._sample_bytes = sample_bytes
+
+    def use(self, micro_batch: int) -> float:
+        """Returns the bytes in use with ``micro_batch`` samples in flight.
+
+        Raises:
+            EmulatedOutOfMemoryError: It is more than the device has.
+        """
+        used = self._fixed_bytes + self._sample_bytes * micro_batch
+        size = self._device.emulation.memory_bytes if self._device.emulation else None
+        if size is not None and used > size:
+            raise EmulatedOutOfMemoryError(
+                f"emulated device {self._device.label} has {size / 1e9:.2f} GB, but a micro-batch "
+                f"of {micro_batch} samples needs {used / 1e9:.2f} GB: give a smaller micro_batch."
+            )
+        return used

@@ -1,0 +1,178 @@
+"""The gradient exchange: one DDP comm hook for the model's whole life, which dispatches.
+
+DDP hands each bucket over as soon as it is ready; the hook returns a future at once and one engine
+thread does the rest, in hand-over order, on a process group of its own::
+
+    autograd   ██ bucket 0 ready ██ bucket 1 ready ██│ waits for the futures │ optimizer
+                    │                    │
+    engine          └▶ encode·sum·decode └▶ encode·sum·decode
+
+Why a thread: on gloo, chained futures crash or hang and blocking inside the hook costs the
+overlap. Why an own group: DDP's group is used by the main thread at the same time. The hook *sums*:
+each micro-batch's loss was already divided by the whole step's denominator.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from hetkit.errors import WorkerError
+from hetkit.worker.codecs.codec import Codec
+from hetkit.worker.emulation import EmulatedLink
+
+_log = logging.getLogger(__name__)
+
+
+class PeerLostError(WorkerError):
+    """A collective failed: another rank is gone or has given up. This rank is only a victim."""
+
+
+class GroupWire:
+    """Carries tensors over a process group; stamps each collective and counts its bytes.
+
+    Args:
+        group: The engine's own process group.
+        link: The emulated link, or None for a real one.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, link: EmulatedLink | None) -> None:
+        self.world_size = group.size()
+        self.collectives: list[tuple[float, float]] = []
+        self._group = group
+        self._link = link
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sums ``tensor`` over all ranks, in place."""
+        start = time.monotonic()
+        arrival = self._last_arrival(start) if self._link else start
+        dist.all_reduce(tensor, group=self._group)
+        if self._link:
+            self._link.occupy(arrival, tensor.numel() * tensor.element_size())
+        self.collectives.append((start, time.monotonic()))
+
+    def _last_arrival(self, start: float) -> float:
+        # An emulated transfer begins when the last rank has come, not when gloo is done with its
+        # own: the ranks agree on that moment first (one host, so one monotonic clock).
+        moment = torch.tensor([start], dtype=torch.float64)
+        dist.all_reduce(moment, op=dist.ReduceOp.MAX, group=self._group)
+        return float(moment.item())
+
+
+class Exchange:
+    """The comm hook and its engine thread.
+
+    Args:
+        group: A process group that nothing else uses.
+        link: The emulated link, or None.
+        bucket_ready: Called in the hook with the share of the gradient that is ready by now
+            (0 … 1]; an emulated device holds its clock there.
+
+    Attributes:
+        codec: How buckets travel; change it between steps only, on all ranks at the same step.
+        inverse_scale: Each bucket is multiplied by it before it travels (1 / loss scale).
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        link: EmulatedLink | None,
+        codec: Codec,
+        bucket_ready: Callable[[float], None] | None = None,
+    ) -> None:
+        self.codec = codec
+        self.inverse_scale = 1.0
+        self.error: BaseException | None = None
+        self._wire = GroupWire(group, link)
+        self._bucket_ready = bucket_ready
+        self._elements = 0
+        self._total_elements = 1
+        self._jobs: queue.SimpleQueue[
+            tuple[torch.Tensor, torch.futures.Future[torch.Tensor]] | None
+        ]
+        self._jobs = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="hetkit-exchange", daemon=True)
+        self._thread.start()
+        self.begin_step()
+
+    def attach(self, model: DistributedDataParallel) -> None:
+        """Registers the hook; PyTorch allows that once per DDP instance."""
+        self._total_elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        model.register_comm_hook(self, _hook)
+
+    def begin_step(self) -> None:
+        """Clears the step's account."""
+        self.cut = time.monotonic()
+        self.busy: list[tuple[float, float]] = []
+        self.bucket_bytes: list[int] = []
+        self.wire_bytes = 0.0
+        self._wire.collectives = []
+        self._elements = 0
+
+    @property
+    def collectives(self) -> tuple[tuple[float, float], ...]:
+        """``(start, end)`` of each collective of the step."""
+        return tuple(self._wire.collectives)
+
+    def codec_s(self) -> float:
+        """Returns the engine's seconds after the cut that were not spent in a collective."""
+
+        def after_cut(spans: list[tuple[float, float]]) -> float:
+            return sum(max(0.0, end - max(start, self.cut)) for start, end in spans)
+
+        return max(0.0, after_cut(self.busy) - after_cut(self._wire.collectives))
+
+    def close(self) -> None:
+        """Ends the engine thread; it must have left gloo before the group is destroyed."""
+        self._jobs.put(None)
+        self._thread.join(timeout=10.0)
+
+    def hand_over(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Takes a ready bucket; the future holds its sum over the ranks."""
+        buffer = bucket.buffer()
+        self._elements += buffer.numel()
+        if self._bucket_ready is not None:
+            share = 1.0 if bucket.is_last() else self._elements / self._total_elements
+            self._bucket_ready(min(1.0, share))
+        if buffer.is_cuda and bucket.is_last():
+            # The cut is when the device has computed, not when the host has queued its work.
+            torch.cuda.synchronize(buffer.device)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self.cut = time.monotonic()
+        self._jobs.put((buffer, future))
+        return future
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            buffer, future = job
+            try:
+                if self.error is not None:
+                    raise PeerLostError("an earlier exchange of this rank failed") from self.error
+                future.set_result(self._sum(buffer))
+            except Exception as error:  # noqa: BLE001 - the future takes it to the main thread
+                # The main thread is inside backward() and raises what the future holds.
+                self.error = self.error or error
+                _log.debug("exchange failed", exc_info=True)
+                future.set_exception(error)  # type: ignore[arg-type]
+
+    def _sum(self, buffer: torch.Tensor) -> torch.Tensor:
+        start = time.monotonic()
+        if self.inverse_scale != 1.0:
+            buffer.mul_(self.inverse_scale)
+        self.codec.exchange(buffer, self._wire)
+        self.bucket_bytes.append(buffer.numel() * buffer.element_size())
+        self.wire_bytes += self.codec.wire_bytes(
+            buffer.numel(), buffer.element_size(), self._wire.world_size
+        )
+        self.busy.append((start, time.monotonic()))
+        return buffer
+
+
+def _hook(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return exchange.hand_over(bucket)

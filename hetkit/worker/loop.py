@@ -1,0 +1,349 @@
+"""The loop: executes granted steps so that the split never changes the maths.
+
+With N the step's denominator over all ranks and micro-batches, each micro-batch's backward runs on
+(sum of its losses) / N̂, the exchange *sums*, and the sum is multiplied by N̂ / N::
+
+    gradient = Σ_ranks Σ_micro ∇(mean · count) / N        for every split, exactly
+
+N̂ is the planned number of samples; N differs from it only when the loss counts something else
+(tokens, valid pixels), and is then agreed by one tiny all-reduce beside the last backward.
+"""
+
+import gc
+import math
+import random
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hetkit.errors import LossError
+from hetkit.launch.messages import StepRow
+from hetkit.plan import Plan
+from hetkit.task import Task
+from hetkit.worker.codecs.registry import make_codec
+from hetkit.worker.data import (
+    ArraySamples,
+    DatasetSamples,
+    Loader,
+    epoch_order,
+    micro_batches,
+    step_slice,
+    to_device,
+)
+from hetkit.worker.emulation import DeviceClock
+from hetkit.worker.exchange import Exchange
+from hetkit.worker.loss import measure
+from hetkit.worker.memory import MemoryMeter
+from hetkit.worker.meter import Meter
+from hetkit.worker.precision import LossScale, all_finite, autocast
+from hetkit.worker.rates import LearningRate
+
+
+class TrainingLoop:
+    """One rank's training: executes the steps that it is told to, one by one.
+
+    Args:
+        task: What is trained.
+        model: The built model, on its device.
+        samples: The training data.
+        rank: This rank.
+        seed: The session's seed.
+        device: Where the model lives.
+        meter: Takes the rows of the finished steps.
+        memory: Reads the memory.
+        exchange: The gradient exchange; None for a single rank, which has nothing to exchange.
+        clock: The emulated device's clock; None for a real device.
+        unused: Names of parameters that get no gradient.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: torch.nn.Module,
+        samples: ArraySamples | DatasetSamples,
+        *,
+        rank: int,
+        seed: int,
+        device: torch.device,
+        meter: Meter,
+        memory: MemoryMeter,
+        exchange: Exchange | None,
+        clock: DeviceClock | None,
+        unused: tuple[str, ...] = (),
+    ) -> None:
+        self.model = model
+        self.step = 0
+        self.epoch = 0
+        self.plan: Plan | None = None
+        self._task = task
+        self._samples = samples
+        self._rank = rank
+        self._seed = seed
+        self._device = device
+        self._meter = meter
+        self._memory = memory
+        self._exchange = exchange
+        self._clock = clock
+        self._find_unused = bool(unused)
+        self._used = [
+            p for name, p in model.named_parameters() if p.requires_grad and name not in unused
+        ]
+        self._wrapped: torch.nn.Module | DistributedDataParallel = model
+        self._loader = Loader(samples, task.num_workers)
+        self._order: tuple[int, torch.Tensor] | None = None
+        self.optimizer: torch.optim.Optimizer = task.optimizer(model.parameters())
+        self.rate = LearningRate(self.optimizer, task.scheduler)
+        self.loss_scale = LossScale()
+
+    def apply(self, plan: Plan) -> None:
+        """Makes ``plan`` the one in force; its first step must be the next one."""
+        before = self.plan
+        self.plan = plan
+        self.epoch = plan.epoch
+        if self._exchange is not None:
+            if before is None or before.compression != plan.compression:
+                self._exchange.codec = make_codec(plan.compression)
+            if before is None or before.bucket_bytes != plan.bucket_bytes:
+                self._wrap(self._exchange, plan.bucket_bytes)
+        if self._device.type == "cuda":
+            torch.backends.cuda.matmul.allow_tf32 = plan.tf32
+            torch.backends.cudnn.allow_tf32 = plan.tf32
+        self.rate.override(plan.lr, plan.lr_factor)
+        self._loader.start(self._schedule(plan))
+
+    def run_step(self) -> None:
+        """Executes the next step and counts it.
+
+        Raises:
+            LossError: The loss is not a scalar, or not finite in the very first step.
+        """
+        plan = self._current_plan()
+        self._meter.begin_step()
+        _seed_all(self._seed, self.step, self._rank)
+        if self._clock is not None:
+            self._clock.begin_step(self.step)
+        if self._exchange is not None:
+            self._exchange.begin_step()
+            self._exchange.inverse_scale = 1.0 / self._scale(plan)
+        start, shares = step_slice(plan, self.step, len(self._samples))
+        memory = self._memory.read(min(plan.micro_batches[self._rank], shares[self._rank] or 1))
+        first = start + sum(shares[: self._rank])
+        pieces = micro_batches(first, shares[self._rank], plan.micro_batches[self._rank])
+        totals = self._forward_backward(plan, [b - a for a, b in pieces], planned=sum(shares))
+        finite = self._update(plan, totals, planned=sum(shares))
+        exchange = self._exchange
+        stamps = self._meter.end_step(
+            exchange.collectives if exchange else (), exchange.codec_s() if exchange else 0.0
+        )
+        self._meter.add(
+            StepRow(
+                step=self.step,
+                epoch=plan.epoch,
+                batch=shares[self._rank],
+                micro_steps=len(pieces),
+                stamps=stamps,
+                loss_sum=float(totals.loss_sum),
+                count=totals.count,
+                wire_bytes=exchange.wire_bytes if exchange else 0.0,
+                bucket_bytes=tuple(exchange.bucket_bytes) if exchange else (),
+                memory_bytes=memory.used_bytes,
+                memory_peak_bytes=memory.peak_bytes,
+                skipped=not finite,
+                loss_scale=self.loss_scale.scale if "fp16" in plan.amp else None,
+                real_s=self._clock.real_s if self._clock else None,
+            )
+        )
+        self.step += 1
+
+    def flush(self) -> None:
+        """Sends the account of the finished steps."""
+        self._meter.flush()
+
+    def end_epoch(self) -> None:
+        """Steps the scheduler and shares rank 0's buffers, so that all ranks stand alike."""
+        self.rate.end_epoch()
+        if self._exchange is not None:
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, src=0)
+        self.epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps. Randomness is seeded per step, so it needs no state."""
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rate": self.rate.state_dict(),
+            "loss_scale": self.loss_scale.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes a checkpoint's state."""
+        self.step = state["step"]
+        self.epoch = state["epoch"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.rate.load_state_dict(state["rate"])
+        self.loss_scale.load_state_dict(state["loss_scale"])
+
+    @property
+    def exchange_failed(self) -> bool:
+        """Whether a collective of this rank failed: another rank is gone or has given up."""
+        return self._exchange is not None and self._exchange.error is not None
+
+    def close(self) -> None:
+        """Ends the exchange's thread."""
+        if self._exchange is not None:
+            self._exchange.close()
+
+    def _current_plan(self) -> Plan:
+        if self.plan is None:
+            raise RuntimeError("a step was granted before any plan was set")
+        return self.plan
+
+    def _wrap(self, exchange: Exchange, bucket_bytes: int | None) -> None:
+        # The reducer before it must let go of the parameters before a new one takes them.
+        self._wrapped = self.model
+        gc.collect()
+        wrapped = DistributedDataParallel(
+            self.model,
+            bucket_cap_mb=None if bucket_bytes is None else bucket_bytes / 2**20,
+            find_unused_parameters=self._find_unused,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+        )
+        exchange.attach(wrapped)
+        self._wrapped = wrapped
+
+    def _schedule(self, plan: Plan) -> list[list[int]]:
+        if self._order is None or self._order[0] != plan.epoch:
+            self._order = (plan.epoch, epoch_order(len(self._samples), self._seed, plan.epoch))
+        order = self._order[1]
+        schedule = []
+        for step in range(plan.first_step, plan.last_step + 1):
+            start, shares = step_slice(plan, step, len(self._samples))
+            first = start + sum(shares[: self._rank])
+            largest = plan.micro_batches[self._rank]
+            for a, b in micro_batches(first, shares[self._rank], largest):
+                schedule.append(order[a:b].tolist())
+            if not shares[self._rank]:
+                # DDP needs a forward on every rank: an idle rank looks at one sample, without
+                # letting it count.
+                schedule.append(order[start : start + 1].tolist())
+        return schedule
+
+    def _scale(self, plan: Plan) -> float:
+        return self.loss_scale.scale if plan.amp[self._rank] == "fp16" else 1.0
+
+    def _forward_backward(self, plan: Plan, sizes: list[int], *, planned: int) -> "_Totals":
+        totals = _Totals()
+        for place, size in enumerate(sizes or [0]):
+            with self._meter.data():
+                batch = to_device(self._loader.next(), self._device)
+            last = place == max(0, len(sizes) - 1)
+            with nullcontext() if last else self._accumulate():
+                self._micro_batch(plan, batch, size, totals, planned=planned, last=last)
+        if self._exchange is not None:
+            self._meter.cut_at(self._exchange.cut)
+        return totals
+
+    def _accumulate(self) -> AbstractContextManager[None]:
+        if isinstance(self._wrapped, DistributedDataParallel):
+            return self._wrapped.no_sync()
+        return nullcontext()
+
+    def _micro_batch(
+        self, plan: Plan, batch: Any, size: int, totals: "_Totals", *, planned: int, last: bool
+    ) -> None:
+        precision = plan.amp[self._rank]
+        if self._clock is not None:
+            self._clock.begin_micro_batch(size, precision)
+        with autocast(precision, self._device):
+            returned = self._task.loss(self._wrapped, batch)
+        mean, count, totals.counted = measure(returned, size)
+        if size == 0:
+            count = 0.0
+        if self._clock is not None:
+            self._clock.forward_done()
+        if count:
+            loss = mean * (count / planned)
+            totals.add(mean.detach(), count)
+            if self.step == 0:
+                _require_finite(mean)
+        else:
+            loss = sum(
+                (p.sum() * 0 for p in self._used), start=torch.zeros((), device=self._device)
+            )
+        if last and totals.counted and self._exchange is not None:
+            totals.agree()
+        (loss * self._scale(plan)).backward()
+        if self._clock is not None and not (last and self._exchange is not None):
+            # With an exchange, the hook held the clock before it handed the last bucket over.
+            self._clock.backward_done(1.0)
+
+    def _update(self, plan: Plan, totals: "_Totals", *, planned: int) -> bool:
+        with self._meter.optimizer():
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            if self._exchange is None and self._scale(plan) != 1.0:
+                torch._foreach_mul_(gradients, 1.0 / self._scale(plan))
+            total = totals.agreed_count()
+            if totals.counted and total and total != planned:
+                torch._foreach_mul_(gradients, planned / total)
+            finite = all_finite(gradients)
+            if finite:
+                if plan.clip_norm is not None:
+                    torch.nn.utils.clip_grad_norm_(self.model.parameters(), plan.clip_norm)
+                self.optimizer.step()
+            if "fp16" in plan.amp:
+                self.loss_scale.update(overflow=not finite)
+            self.optimizer.zero_grad(set_to_none=True)
+        return finite
+
+
+class _Totals:
+    """A step's sums on this rank, and the denominator that all ranks agree on."""
+
+    def __init__(self) -> None:
+        self.loss_sum: torch.Tensor | float = 0.0
+        self.count = 0.0
+        self.counted = False
+        self._shared: torch.Tensor | None = None
+        self._work: dist.Work | None = None
+
+    def add(self, mean: torch.Tensor, count: float) -> None:
+        """Adds a micro-batch; the sum stays on its device, so that nothing waits for it."""
+        self.loss_sum = self.loss_sum + mean.double() * count
+        self.count += count
+
+    def agree(self) -> None:
+        """Starts summing the counts over the ranks, beside the last backward."""
+        self._shared = torch.tensor([self.count], dtype=torch.float64)
+        self._work = dist.all_reduce(self._shared, async_op=True)
+
+    def agreed_count(self) -> float:
+        """Returns the step's denominator over all ranks."""
+        if self._work is None or self._shared is None:
+            return self.count
+        self._work.wait()
+        return float(self._shared.item())
+
+
+def _require_finite(mean: torch.Tensor) -> None:
+    if not math.isfinite(float(mean.detach())):
+        raise LossError(
+            f"the loss is {float(mean.detach())} in the very first step: look at the data "
+            "(NaN? not normalised?), the loss, and the initial weights."
+        )
+
+
+def _seed_all(seed: int, step: int, rank: int) -> None:
+    """Seeds what is random inside a step by (seed, step, rank): resuming needs no saved state."""
+    mixed = (seed * 1_000_003 + step) * 65_537 + rank
+    torch.manual_seed(mixed % 2**63)
+    np.random.seed(mixed % 2**32)
+    random.seed(mixed)

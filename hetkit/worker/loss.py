@@ -1,0 +1,41 @@
+"""What a user's loss returned: a mean over samples, or (mean, count) over something else."""
+
+from typing import Any
+
+import torch
+
+from hetkit.errors import LossError
+
+
+def measure(returned: Any, samples: int, *, name: str = "loss") -> tuple[Any, float, bool]:
+    """Reads the return value of a loss or metric.
+
+    Args:
+        returned: A scalar (tensor or number), the mean over the samples; or ``(mean, count)``.
+        samples: Samples in the batch.
+        name: For messages.
+
+    Returns:
+        The mean as it was given, its denominator, and whether the user gave that denominator.
+        With a count of 0 the mean is of nothing (often NaN): do not use it.
+
+    Raises:
+        LossError: It is not a scalar, or the count is negative or not finite.
+    """
+    counted = isinstance(returned, (tuple, list)) and len(returned) == 2
+    mean, count = returned if counted else (returned, samples)
+    if isinstance(mean, torch.Tensor):
+        if mean.numel() != 1:
+            raise LossError(
+                f"{name} returned a tensor of shape {tuple(mean.shape)}: "
+                "return its mean over the batch as a scalar, or (mean, count)."
+            )
+        mean = mean.reshape(())
+    elif not isinstance(mean, (int, float)):
+        raise LossError(
+            f"{name} returned {type(mean).__name__}: return a scalar tensor, or (mean, count)."
+        )
+    denominator = float(count)
+    if not 0 <= denominator < float("inf"):
+        raise LossError(f"{name} returned count {count!r}: it must be finite and at least 0.")
+    return mean, denominator, counted

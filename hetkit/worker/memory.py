@@ -1,0 +1,71 @@
+"""What a rank's memory holds, as far as it can be read; a missing reading is None."""
+
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from hetkit.worker.emulation import EmulatedMemory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryReading:
+    """Bytes in use by this rank now, and at the highest."""
+
+    used_bytes: float | None
+    peak_bytes: float | None
+
+
+class MemoryMeter:
+    """Reads the rank's memory: the caching allocator's on CUDA, the process's on the CPU.
+
+    Args:
+        device: Where the model lives.
+        emulated: The emulated device's memory, which is then what is reported.
+    """
+
+    def __init__(self, device: torch.device, emulated: EmulatedMemory | None) -> None:
+        self._device = device
+        self._emulated = emulated
+        self._process = psutil.Process()
+        self._peak = 0.0
+
+    def read(self, micro_batch: int) -> MemoryReading:
+        """Reads the memory with ``micro_batch`` samples in flight.
+
+        Raises:
+            EmulatedOutOfMemoryError: An emulated device does not hold that many.
+        """
+        if self._emulated is not None:
+            used = self._emulated.use(micro_batch)
+        elif self._device.type == "cuda":
+            peak = float(torch.cuda.max_memory_allocated(self._device))
+            return MemoryReading(
+                used_bytes=float(torch.cuda.memory_allocated(self._device)), peak_bytes=peak
+            )
+        else:
+            used = float(self._process.memory_info().rss)
+        self._peak = max(self._peak, used)
+        return MemoryReading(used_bytes=used, peak_bytes=self._peak)
+
+
+def training_bytes(task_optimizer: object, model: torch.nn.Module) -> float:
+    """Returns the bytes of weights, gradients and optimizer state: the fixed part p of p + q·μ.
+
+    The optimizer's state is counted on a throw-away optimizer over copies of the parameters, after
+    one step with zero gradients.
+    """
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters() if p.requires_grad]
+    for copy in copies:
+        copy.grad = torch.zeros_like(copy)
+    optimizer = task_optimizer(copies)  # type: ignore[operator]
+    optimizer.step()
+    state = [
+        value
+        for per_parameter in optimizer.state.values()
+        for value in per_parameter.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    gradients = [copy.grad for copy in copies]
+    tensors = [*model.parameters(), *model.buffers(), *gradients, *state]
+    return float(sum(t.numel() * t.element_size() for t in tensors if t is not None))

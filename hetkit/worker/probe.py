@@ -1,0 +1,111 @@
+"""The probe: a few forward and backward passes before training, whose traces are removed.
+
+It finds out early what would otherwise surface as a riddle in the middle of DDP: a loss that is not
+a scalar, parameters that get no gradient. On emulated devices it also measures what the emulation
+needs: how fast this machine really computes the task, and how many bytes a sample keeps.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hetkit.errors import LossError, TaskError
+from hetkit.task import Task
+from hetkit.worker.data import ArraySamples, DatasetSamples, to_device
+from hetkit.worker.loss import measure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """What the probe found.
+
+    Args:
+        unused: Names of the parameters that got no gradient.
+        sample_s: Real seconds of compute per sample on this machine.
+        sample_bytes: Bytes that one sample keeps for the backward (saved tensors).
+    """
+
+    unused: tuple[str, ...]
+    sample_s: float
+    sample_bytes: float
+
+
+def probe(
+    task: Task,
+    model: torch.nn.Module,
+    samples: ArraySamples | DatasetSamples,
+    *,
+    size: int,
+    device: torch.device,
+    repeats: int,
+) -> Probe:
+    """Runs the task's forward and backward on the first samples and restores the model.
+
+    Args:
+        task: What is trained.
+        model: The built model; parameters, buffers and gradients are as before afterwards.
+        samples: The training data.
+        size: Samples in a pass; at least 2 are taken where there are so many, since some layers
+            (BatchNorm) refuse one.
+        device: Where the model lives.
+        repeats: Timed passes; the fastest counts. 0: the first pass is the only one.
+
+    Raises:
+        LossError: The loss is not a scalar that depends on the parameters.
+        TaskError: The model has no parameter to train.
+    """
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise TaskError("the model has no parameter that requires a gradient: nothing to train.")
+    size = min(max(size, 2), len(samples))
+    batch = to_device(samples.fetch(range(size)), device)
+    with _restored(model):
+        kept_bytes, seconds = _pass(task, model, batch, size)
+        unused = tuple(name for name, p in trainable.items() if p.grad is None)
+        for _ in range(repeats):
+            seconds = min(seconds, _pass(task, model, batch, size)[1])
+    if len(unused) == len(trainable):
+        raise LossError(
+            "the loss depends on no parameter of the model: compute it from its output."
+        )
+    return Probe(unused=unused, sample_s=seconds / size, sample_bytes=kept_bytes / size)
+
+
+def _pass(task: Task, model: torch.nn.Module, batch: Any, size: int) -> tuple[float, float]:
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    began = time.monotonic()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        mean, _, _ = measure(task.loss(model, batch), size)
+        if not isinstance(mean, torch.Tensor) or not mean.requires_grad:
+            raise LossError("the loss has no gradient: return a tensor computed from the model.")
+        mean.backward()  # type: ignore[no-untyped-call]
+    seconds = time.monotonic() - began
+    for parameter in model.parameters():
+        kept.pop(parameter.untyped_storage().data_ptr(), None)
+    return float(sum(kept.values())), seconds
+
+
+@contextmanager
+def _restored(model: torch.nn.Module) -> Iterator[None]:
+    tensors = [*model.parameters(), *model.buffers()]
+    before = [tensor.detach().clone() for tensor in tensors]
+    on_cuda = any(tensor.is_cuda for tensor in tensors)
+    devices = [torch.cuda.current_device()] if on_cuda else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, old in zip(tensors, before, strict=True):
+                tensor.copy_(old)
+        for parameter in model.parameters():
+            parameter.grad = None
