@@ -220,13 +220,14 @@ def end_processes(processes: list[psutil.Process]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _whole_run() -> Iterator[Path]:
+def _whole_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Gives the run a temporary folder with a short name; closes the shared nursery at its end.
 
     Short, because a Unix socket's path may have 107 characters. The tests' folders stay until the
     end (empty): the shared nursery keeps the temporary folder of the test that started it.
     """
     kept = {name: os.environ.get(name) for name in ("TMPDIR", "XDG_RUNTIME_DIR", "HETKIT_TEST_ID")}
+    tmp_path_factory.getbasetemp()  # before TMPDIR moves: pytest's own folder is not a test's
     root = Path(tempfile.mkdtemp(prefix="hk"))
     before = Census.take()
     os.environ["HETKIT_TEST_ID"] = MARK
