@@ -11,6 +11,7 @@ the grid itself has grown too long::
 Every point carries the number of its rows, so averages over the whole series stay exact.
 """
 
+import math
 from collections.abc import Collection, Hashable, Sequence
 
 import numpy as np
@@ -105,8 +106,8 @@ class Columns:
 def group_starts(counts: Floats, *, most: int) -> NDArray[np.intp]:
     """Returns where each group of neighbouring points begins.
 
-    The groups are as wide as the smallest power of two that gives at most ``most`` of them, so
-    groups made earlier fit whole into those made later.
+    All are equally wide: the smallest power of two that gives at most ``most`` of them and is not
+    below the widest point. So groups made earlier fit whole into those made later.
 
     Args:
         counts: Rows that each point stands for, shape ``(points,)``.
@@ -120,7 +121,7 @@ def group_starts(counts: Floats, *, most: int) -> NDArray[np.intp]:
         [0, 1, 2, 4]
     """
     offsets = np.cumsum(counts) - counts
-    width = 1
+    width = 2 ** math.ceil(math.log2(counts.max()))
     while True:
         starts = np.flatnonzero(np.diff(offsets // width, prepend=-1.0))
         if len(starts) <= most:

@@ -172,7 +172,7 @@ def _prefixed(value: float, base: int, units: Sequence[str]) -> str:
     # 999.5 of a unit would show as 1,000 of it: go on to the next one.
     while abs(value) >= base - 0.5 and power < len(units) - 1:
         value, power = value / base, power + 1
-    return f"{value:.0f} {units[0]}" if power == 0 else f"{_number(value)} {units[power]}"
+    return f"{value:,.0f} {units[0]}" if power == 0 else f"{_number(value)} {units[power]}"
 
 
 def _duration(time_s: float) -> str:
@@ -194,6 +194,7 @@ def _duration(time_s: float) -> str:
 def _number(value: float) -> str:
     if not math.isfinite(value) or value == 0:
         return f"{value:.0f}"
+    value = float(f"{value:.2e}") if abs(value) < 100 else value
     digits = 2 - math.floor(math.log10(abs(value)))
     return f"{value:,.{max(0, digits)}f}" if digits <= 5 else f"{value:.2e}"
 

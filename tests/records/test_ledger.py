@@ -1,0 +1,133 @@
+import sys
+
+import pytest
+
+from hetkit.records.ledger import Ledger
+
+LABELS = ("A100 #0", "V100 #1")
+
+
+@pytest.fixture
+def ledger(row):
+    return Ledger(
+        LABELS,
+        [
+            row(0, batches=(32, 32), step_s=0.4),
+            row(
+                1,
+                batches=(45, 19),
+                step_s=0.25,
+                metrics={"loss": 0.5, "accuracy": 0.9},
+                changes=("batches: even → auto",),
+                events=("re-planned at step 4",),
+            ),
+        ],
+    )
+
+
+def test_it_is_a_sequence_of_rows(ledger, row):
+    assert len(ledger) == 2
+    assert ledger[-1].epoch == 1
+    assert [each.epoch for each in ledger] == [0, 1]
+    assert isinstance(ledger[1:], Ledger)
+    assert ledger[1:][0] is ledger[1]
+    ledger.add(row(2))
+    assert [each.epoch for each in reversed(ledger)] == [2, 1, 0]
+    with pytest.raises(IndexError):
+        ledger[3]
+
+
+def test_the_text_shows_what_the_change_did(ledger):
+    text = str(ledger)
+    caption, headers, _, first, second = text.splitlines()
+    assert "emulated" in caption
+    assert "vs even" in headers
+    assert "1.00×" in first
+    assert "1.60×" in second
+    assert "45 + 19" in second
+    assert second.endswith("batches: even → auto; re-planned at step 4")
+    # Metrics that the first epoch does not have are dashes there, not zeros.
+    assert (
+        headers.index("accuracy") + len("accuracy")
+        == first.index("–", headers.index("accuracy")) + 1
+    )
+    assert repr(ledger) == text
+
+
+def test_without_an_even_epoch_the_first_one_is_the_base(row):
+    assert "vs first" in str(Ledger(LABELS, [row(0, batches=(40, 24))]))
+
+
+def test_the_even_epoch_is_the_base_wherever_it_stands(row):
+    ledger = Ledger(LABELS, [row(0, batches=(40, 24), step_s=0.2), row(1, step_s=0.4)])
+    assert "2.00×" in str(ledger)
+
+
+def test_columns_come_with_their_values(row):
+    plain = str(Ledger(LABELS, [row(0)]))
+    assert not any(header in plain for header in ("predicted", "skipped", "notes", "lr"))
+    full = str(Ledger(LABELS, [row(0, lr=0.001, predicted_step_s=0.19, spread_floor=0.012)]))
+    assert "predicted" in full
+    assert "190 ms" in full
+    assert "0.001" in full
+    assert "(1.2 %)" in full
+
+
+def test_unlike_precisions_are_both_shown(row):
+    assert "bf16 + fp16" in str(Ledger(LABELS, [row(0, amp=("bf16", "fp16"))]))
+
+
+def test_measured_figures_are_not_called_emulated(row):
+    assert "emulated" not in str(Ledger(LABELS, [row(0, emulated=False)]))
+
+
+def test_whatever_a_user_named_is_harmless_in_html(row):
+    evil = "<script>alert(1)</script>"
+    ledger = Ledger([evil, "b"], [row(0, metrics={evil: 1.0}, changes=(evil,))])
+    page = ledger._repr_html_()
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") == 3
+
+
+def test_an_empty_ledger_shows_and_converts():
+    ledger = Ledger(LABELS)
+    assert "no epoch is finished yet" in str(ledger)
+    assert "no epoch is finished yet" in ledger._repr_html_()
+    assert len(ledger.to_pandas()) == 0
+    assert len(ledger.plot().data) > 0
+
+
+def test_pandas_has_one_row_per_epoch_and_a_column_per_rank(ledger):
+    frame = ledger.to_pandas()
+    assert frame.epoch.tolist() == [0, 1]
+    assert frame["batches[V100 #1]"].tolist() == [32, 19]
+    assert frame["val_accuracy"].isna().tolist() == [True, False]
+    assert frame["val_loss"].iloc[1] == 0.5
+    assert frame["memory_peak_bytes[A100 #0]"].isna().all()
+    assert frame.changes.tolist() == ["", "batches: even → auto"]
+    assert frame.emulated.all()
+
+
+def test_without_pandas_the_message_says_what_to_do(ledger, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install pandas"):
+        ledger.to_pandas()
+
+
+def test_the_plot_stacks_each_rank_s_step(ledger):
+    figure = ledger.plot()
+    assert "emulated" in figure.layout.title.text
+    throughput, *parts = figure.data
+    assert list(throughput.y) == [row.samples_per_s for row in ledger]
+    assert [part.name for part in parts] == [
+        "data",
+        "compute",
+        "wait",
+        "transfer",
+        "codec",
+        "optimizer",
+        "other",
+    ]
+    stacked = [sum(part.y[bar] for part in parts) for bar in range(4)]
+    assert stacked == pytest.approx([0.4, 0.4, 0.25, 0.25])
+    assert list(parts[0].x[1]) == [*LABELS, *LABELS]
