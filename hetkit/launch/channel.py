@@ -12,13 +12,10 @@ refused by the ZAP handler (RFC 27) before a byte of theirs is read. Control mes
 small, so no high-water mark makes a sender wait.
 """
 
-import contextlib
 import logging
 import os
 import queue
 import threading
-from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 
 import zmq
@@ -39,6 +36,7 @@ from hetkit.launch.ends import (
 )
 from hetkit.launch.memory import MemoryHub, MemoryLink, memory_channel
 from hetkit.launch.messages import Message, decode, encode
+from hetkit.launch.outbox import Outbox
 
 __all__ = [
     "Hub",
@@ -58,52 +56,6 @@ _DOMAIN = b"hetkit"
 _UNIX_PATH_MAX = 107
 _JOIN_S = 5.0
 _TURN = 256  # messages taken in before the outbox gets its turn
-
-
-class _Outbox:
-    """A queue whose file descriptor a poller can wait on."""
-
-    def __init__(self) -> None:
-        self._wires: deque[tuple[bytes, bytes]] = deque()
-        self._lock = threading.Lock()
-        self._event: int | None = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.closing = False
-
-    def fileno(self) -> int:
-        if self._event is None:
-            raise ValueError("the outbox is closed")
-        return self._event
-
-    def put(self, address: bytes, wire: bytes) -> bool:
-        """Returns whether the message was taken: a closing outbox takes none."""
-        with self._lock:
-            if self._event is None or self.closing:
-                return False
-            self._wires.append((address, wire))
-            os.eventfd_write(self._event, 1)
-            return True
-
-    def finish(self) -> bool:
-        """Takes no more, and wakes the poller; returns False when that was done before."""
-        with self._lock:
-            if self._event is None or self.closing:
-                return False
-            self.closing = True
-            os.eventfd_write(self._event, 1)
-            return True
-
-    def drain(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yields what is queued, after the wake-up has been taken back."""
-        with contextlib.suppress(BlockingIOError):  # woken by a socket, not by a sender
-            os.eventfd_read(self.fileno())
-        while self._wires:
-            yield self._wires.popleft()
-
-    def close(self) -> None:
-        with self._lock:
-            if self._event is not None:
-                os.close(self._event)
-                self._event = None
 
 
 class ZmqHub:
@@ -150,7 +102,7 @@ class ZmqHub:
             client_public=client_public,
             client_secret=client_secret,
         )
-        self._outbox = _Outbox()
+        self._outbox: Outbox[tuple[bytes, bytes]] = Outbox()
         self._context = zmq.Context()
         self._gate = self._open_gate()
         self._router = self._open_router()
@@ -159,7 +111,7 @@ class ZmqHub:
 
     def send(self, peer: Peer, message: Message) -> None:
         """Sends to one worker; never blocks, may be called from any thread."""
-        if not self._outbox.put(address_of(peer), encode(message)):
+        if not self._outbox.put((address_of(peer), encode(message))):
             log.debug("the hub is closed: %s to %s dropped", type(message).__name__, peer)
 
     def close(self) -> None:
@@ -257,7 +209,7 @@ class ZmqLink:
         self._dealer.set(zmq.CURVE_PUBLICKEY, keys.client_public)
         self._dealer.set(zmq.CURVE_SECRETKEY, keys.client_secret)
         self._dealer.connect(endpoint)
-        self._outbox = _Outbox()
+        self._outbox: Outbox[bytes] = Outbox()
         self._inbox: Inbox = queue.SimpleQueue()
         self._linger_s = 1.0
         self._thread = threading.Thread(target=self._run, name="hetkit-link", daemon=True)
@@ -265,7 +217,7 @@ class ZmqLink:
 
     def send(self, message: Message) -> None:
         """Sends to the coordinator; never blocks, may be called from any thread."""
-        if not self._outbox.put(b"", encode(message)):
+        if not self._outbox.put(encode(message)):
             log.debug("the link is closed: %s dropped", type(message).__name__)
 
     def receive(self, timeout_s: float | None) -> Message | None:
@@ -286,7 +238,7 @@ class ZmqLink:
         try:
             while True:
                 poller.poll()
-                for _, wire in self._outbox.drain():
+                for wire in self._outbox.drain():
                     self._dealer.send(wire)
                 self._take()
                 if self._outbox.closing:
