@@ -1,0 +1,321 @@
+r"""Is the slow card worth it: all devices, the best of them, or the fastest alone?
+
+With *v_i* the speed of device *i* alone, *n* unlike devices make about (EVIDENCE.md §2)::
+
+    split evenly   n · min v_i      everybody waits for the slowest
+    balanced       Σ v_i            less what the exchange takes
+    alone          max v_i          no exchange at all
+
+so an even split over 2.3 : 1 is slower than the fast card alone when the exchange is dear, while
+the balanced one may be worth it or not. The verdict works each out as a whole step,
+
+    T(S) = max_{i ∈ S} t_i(b_i) + exchange(|S|),
+
+with the optimal split over the devices of S, each with one sample at least. A device is kept only
+if T with it is less than T without it; of two sets that are equally fast, the smaller is better.
+
+**Which sets are tried.** Devices that do a step's even share within 5 % of each other, with the
+same bounds, are one *class*; of a class only its number matters, and its fastest are taken first.
+Two A100 and four V100 make 3 × 5 − 1 = 14 sets, eight devices all different 255. When there are
+more than 256 combinations, the sets tried are the *k* fastest devices for each *k*.
+
+The step times are fitted to measured ones, so the figures are *predicted from measured step
+times*; they say so, and whether the devices are emulated.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from hetkit.errors import PlanError
+from hetkit.planning.batch_split import even_split, imbalance_floor, split_batch, step_seconds
+from hetkit.planning.step_time import StepTime
+
+_ALIKE = 1.05
+_MOST_SETS = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """One way to use the devices, and what it is predicted to do.
+
+    Args:
+        name: What it is called: ``"all devices, balanced"``, ``"best subset"`` …
+        ranks: The devices it uses, by their place in the fleet.
+        batches: Samples of each of ``ranks`` in a step.
+        step_s: Predicted seconds of a step, exchange included.
+        samples_per_s: Predicted throughput.
+
+    Example:
+        >>> Choice(
+        ...     name="fastest alone", ranks=(0,), batches=(64,), step_s=0.5, samples_per_s=128.0
+        ... ).ranks
+        (0,)
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    batches: tuple[int, ...]
+    step_s: float
+    samples_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What to do with the devices, with the predicted throughput of each choice.
+
+    Args:
+        labels: The devices' names, by their place in the fleet.
+        balanced: All devices with the best split; None where the bounds forbid it.
+        even: All devices with the even split; None where the bounds forbid it.
+        best_subset: The fastest set of devices, which may be all or one.
+        fastest_alone: The best single device; None where none can take the whole batch.
+        spread_floor: The least spread of compute times that a split of samples can reach in the
+            best choice, as a share of its compute time.
+        emulated: Whether the step times are those of emulated devices.
+
+    Example:
+        >>> fast, slow = StepTime(launch_s=0.0, sample_s=0.001), StepTime(
+        ...     launch_s=0.0, sample_s=0.003
+        ... )
+        >>> print(judge(["A", "B"], [fast, slow], 120, micro_batches=[120, 120]).text)
+        Use both devices, balanced: 1,333 samples/s, 2.00× the even split, 1.33× A alone \
+(predicted from measured step times).
+    """
+
+    labels: tuple[str, ...]
+    balanced: Choice | None
+    even: Choice | None
+    best_subset: Choice
+    fastest_alone: Choice | None
+    spread_floor: float
+    emulated: bool = False
+
+    @property
+    def basis(self) -> str:
+        """Where the figures come from."""
+        return f"predicted from measured step times{', emulated' if self.emulated else ''}"
+
+    @property
+    def text(self) -> str:
+        """The verdict in one sentence."""
+        best, alone = self.best_subset, self.fastest_alone
+        gains = []
+        if self.even is not None:
+            gains.append(f"{self.even.step_s / best.step_s:.2f}× the even split")
+        if alone is not None and len(best.ranks) > 1:
+            alone_gain = alone.step_s / best.step_s
+            gains.append(f"{alone_gain:.2f}× {self.labels[alone.ranks[0]]} alone")
+        if self.balanced is not None and len(best.ranks) < len(self.labels):
+            gains.append(f"{self.balanced.step_s / best.step_s:.2f}× all devices, balanced")
+        compared = "".join(f", {gain}" for gain in gains)
+        return f"{self._advice}: {best.samples_per_s:,.0f} samples/s{compared} ({self.basis})."
+
+    @property
+    def _advice(self) -> str:
+        used, count = self.best_subset.ranks, len(self.labels)
+        if count == 1:
+            return f"{self.labels[0]} is the only device"
+        if len(used) == count:
+            return f"Use {'both' if count == 2 else f'all {count}'} devices, balanced"
+        if len(used) == 1:
+            return f"Use {self.labels[used[0]]} alone"
+        left_out = ", ".join(self.labels[rank] for rank in range(count) if rank not in used)
+        return f"Use {len(used)} of {count} devices, without {left_out}"
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The choices there are, in the order in which they are shown."""
+        every = (self.balanced, self.even, self.best_subset, self.fastest_alone)
+        return tuple(choice for choice in every if choice is not None)
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        return [
+            (
+                choice.name,
+                f"{choice.samples_per_s:,.0f}",
+                f"{choice.step_s * 1e3:,.1f}",
+                " + ".join(
+                    f"{self.labels[rank]}: {batch}"
+                    for rank, batch in zip(choice.ranks, choice.batches, strict=True)
+                ),
+            )
+            for choice in self.choices
+        ]
+
+    def _notes(self) -> tuple[str, str]:
+        floor = f"One sample is up to {self.spread_floor:.1%} of the best choice's compute time: "
+        return self.text, floor + "no split can be relied on for a smaller spread."
+
+    def __str__(self) -> str:
+        head = ("choice", "samples/s", "step ms", "samples per device")
+        rows = [head, *self._rows()]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [
+            f"{name:<{widths[0]}}  {speed:>{widths[1]}}  {step:>{widths[2]}}  {batches}"
+            for name, speed, step, batches in rows
+        ]
+        return "\n".join([*lines, *self._notes()])
+
+    def _repr_html_(self) -> str:
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self._rows()
+        )
+        text, floor = (escape(note) for note in self._notes())
+        return (
+            f"<p><b>{text}</b></p><table><thead><tr><th>choice</th><th>samples/s</th>"
+            f"<th>step ms</th><th>samples per device</th></tr></thead><tbody>{body}</tbody></table>"
+            f"<p>{floor}</p>"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Fleet:
+    """What `judge` was asked, with the bounds filled in."""
+
+    models: tuple[StepTime, ...]
+    total: int
+    micro_batches: tuple[int, ...]
+    caps: tuple[int, ...]
+    exchange_s: Callable[[int], float]
+
+    def choice(self, name: str, ranks: Sequence[int], batches: Sequence[int]) -> Choice:
+        models = [self.models[rank] for rank in ranks]
+        micro_batches = [self.micro_batches[rank] for rank in ranks]
+        step_s = step_seconds(models, batches, micro_batches) + self.exchange_s(len(ranks))
+        return Choice(
+            name=name,
+            ranks=tuple(ranks),
+            batches=tuple(batches),
+            step_s=step_s,
+            samples_per_s=self.total / step_s,
+        )
+
+    def balanced(self, name: str, ranks: Sequence[int]) -> Choice | None:
+        caps = [self.caps[rank] for rank in ranks]
+        if not len(ranks) <= self.total <= sum(caps) or min(caps) < 1:
+            return None
+        batches = split_batch(
+            [self.models[rank] for rank in ranks],
+            self.total,
+            micro_batches=[self.micro_batches[rank] for rank in ranks],
+            floors=[1] * len(ranks),
+            caps=caps,
+        )
+        return self.choice(name, ranks, batches)
+
+    def sets(self) -> Iterator[tuple[int, ...]]:
+        """Yields the sets worth trying, the smaller ones first within a class."""
+        classes = self._classes()
+        if math.prod(len(members) + 1 for members in classes) <= _MOST_SETS:
+            counts = itertools.product(*(range(len(members) + 1) for members in classes))
+            chosen = (zip(classes, count, strict=True) for count in counts)
+            sets = ([r for members, k in row for r in members[:k]] for row in chosen)
+        else:
+            by_speed = list(itertools.chain.from_iterable(classes))
+            sets = (by_speed[:k] for k in range(1, len(by_speed) + 1))
+        yield from (tuple(sorted(ranks)) for ranks in sets if ranks)
+
+    def _classes(self) -> list[list[int]]:
+        """Groups devices that compute an even share about as fast, the fastest first."""
+        share = -(-self.total // len(self.models))
+        rows = zip(self.models, self.micro_batches, strict=True)
+        seconds = [model.seconds(share, micro) for model, micro in rows]
+        bounds = list(zip(self.micro_batches, self.caps, strict=True))
+        classes: list[list[int]] = []
+        for rank in sorted(range(len(seconds)), key=lambda rank: (seconds[rank], rank)):
+            for members in classes:
+                first = members[0]
+                alike = seconds[rank] <= _ALIKE * seconds[first]
+                if alike and bounds[rank] == bounds[first]:
+                    members.append(rank)
+                    break
+            else:
+                classes.append([rank])
+        return classes
+
+
+def judge(
+    labels: Sequence[str],
+    models: Sequence[StepTime],
+    total: int,
+    *,
+    micro_batches: Sequence[int],
+    caps: Sequence[int] | None = None,
+    comm_s: float | Callable[[int], float] = 0.0,
+    emulated: bool = False,
+) -> Verdict:
+    """Compares all devices, the best subset and the fastest alone, by predicted step times.
+
+    Args:
+        labels: Name of each device.
+        models: Step time of each device, fitted to measured ones.
+        total: Samples in a step.
+        micro_batches: Largest micro-batch of each device.
+        caps: Most samples of each device. Default: no bound, devices accumulate gradients.
+        comm_s: Seconds of exchange that hold a step up: a number, the same for two ranks or
+            more, or a function of the number of ranks. One rank alone exchanges nothing.
+        emulated: Whether the devices are emulated.
+
+    Returns:
+        The verdict; prints as a table, and shows as one in a notebook.
+
+    Raises:
+        PlanError: The lists differ in length, or no set of devices can take the batch.
+    """
+    n = len(models)
+    caps = [max(1, total)] * n if caps is None else caps
+    if n == 0 or not n == len(labels) == len(micro_batches) == len(caps):
+        raise PlanError(
+            f"give one value per device, for at least one: {len(labels)} labels, {n} models, "
+            f"{len(micro_batches)} micro_batches, {len(caps)} caps."
+        )
+    fleet = _Fleet(
+        models=tuple(models),
+        total=total,
+        micro_batches=tuple(micro_batches),
+        caps=tuple(caps),
+        exchange_s=_exchange(comm_s),
+    )
+    tried = [fleet.balanced("best subset", ranks) for ranks in fleet.sets()]
+    feasible = [choice for choice in tried if choice is not None]
+    if not feasible:
+        raise PlanError(
+            f"no set of devices can take {total} samples a step: all together take at most "
+            f"{sum(caps)}. Lower the global batch or raise the caps."
+        )
+    best = min(feasible, key=lambda choice: (choice.step_s, len(choice.ranks), choice.ranks))
+    return Verdict(
+        labels=tuple(labels),
+        balanced=fleet.balanced("all devices, balanced", range(n)),
+        even=_even(fleet),
+        best_subset=best,
+        fastest_alone=_fastest_alone(fleet),
+        spread_floor=imbalance_floor(
+            [models[rank] for rank in best.ranks],
+            best.batches,
+            [micro_batches[rank] for rank in best.ranks],
+        ),
+        emulated=emulated,
+    )
+
+
+def _exchange(comm_s: float | Callable[[int], float]) -> Callable[[int], float]:
+    if callable(comm_s):
+        return lambda ranks: comm_s(ranks) if ranks > 1 else 0.0
+    return lambda ranks: comm_s if ranks > 1 else 0.0
+
+
+def _even(fleet: _Fleet) -> Choice | None:
+    batches = even_split(fleet.total, len(fleet.models))
+    if min(batches) < 1 or any(b > cap for b, cap in zip(batches, fleet.caps, strict=True)):
+        return None
+    return fleet.choice("all devices, even split", range(len(batches)), batches)
+
+
+def _fastest_alone(fleet: _Fleet) -> Choice | None:
+    alone = [fleet.balanced("fastest alone", [rank]) for rank in range(len(fleet.models))]
+    return min((choice for choice in alone if choice), key=lambda c: c.step_s, default=None)
