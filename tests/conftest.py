@@ -98,7 +98,7 @@ def _handles() -> dict[int, str]:
 
 def _shared_nursery() -> Any:
     local = sys.modules.get("hetkit.launch.local")
-    return getattr(local, "current_nursery", lambda: None)()
+    return local._keeper(os.getpid())._nursery if local is not None else None
 
 
 def _nursery_pid() -> int | None:

@@ -35,6 +35,11 @@ def test_soon_gone():
     subprocess.Popen(["sleep", "0.1"], stdin=subprocess.DEVNULL)
     threading.Thread(target=time.sleep, args=(0.1,), name="hetkit-y").start()
 
+def test_shared_nursery():
+    from hetkit.launch.local import shared_nursery
+    with open("nursery.pid", "w") as file:
+        file.write(str(shared_nursery().pid))
+
 def test_clean():
     with socket.socket(), tempfile.TemporaryDirectory(prefix="hetkit-"):
         subprocess.run(["true"], check=True)
@@ -72,4 +77,5 @@ def test_the_guard_finds_what_leaks_and_nothing_else(tmp_path: Path) -> None:
             assert any(re.fullmatch(pattern, line) for line in lines), (pattern, run.stdout)
     assert run.returncode == 1
     pids = re.findall(r"^  process (\d+):", run.stdout, re.MULTILINE)
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "what leaked was ended"
+    pids.append((tmp_path / "nursery.pid").read_text())
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "all was ended"
