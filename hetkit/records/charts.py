@@ -66,7 +66,8 @@ def draw_panels(
             style = {"color": _PALETTE[index % len(_PALETTE)], "width": 1.5}
             name = html.escape(line.name)
             curve = Scatter(x=line.x, y=line.y, name=name, mode="lines", line=style)
-            figure.add_trace(curve.update(legendgroup=name), row=row, col=1)
+            curve.update(legendgroup=name, showlegend=len(panel.lines) > 1)
+            figure.add_trace(curve, row=row, col=1)
         figure.update_yaxes(rangemode="tozero", tickformat=panel.tick_format, row=row, col=1)
     _add_marks(figure, marks)
     figure.update_xaxes(title_text="step", row=len(panels), col=1)
@@ -99,7 +100,7 @@ def draw_epochs(
         rows=2,
         cols=1,
         vertical_spacing=0.16,
-        subplot_titles=["throughput [samples/s]", "median step by part [s]"],
+        subplot_titles=["throughput by epoch [samples/s]", "median step by part [s]"],
     )
     throughput = Scatter(
         x=list(epochs),
@@ -115,7 +116,7 @@ def draw_epochs(
         bar = Bar(x=labels, y=list(seconds), name=name, marker={"color": colour})
         figure.add_trace(bar, row=2, col=1)
     figure.update_layout(barmode="stack")
-    figure.update_xaxes(title_text="epoch", dtick=_whole_ticks(len(epochs)), row=1, col=1)
+    figure.update_xaxes(dtick=_whole_ticks(len(epochs)), row=1, col=1)
     figure.update_yaxes(rangemode="tozero")
     return _themed(figure, title, height=560)
 

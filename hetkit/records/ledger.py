@@ -13,6 +13,7 @@ from hetkit.records.report import (
     format_seconds,
     format_share,
     html_table,
+    one_line,
     text_table,
 )
 
@@ -106,15 +107,19 @@ class Ledger(Sequence[LedgerRow]):
 
     def __str__(self) -> str:
         rows = self._rows
-        if not rows:
-            return self._caption(rows)
-        return f"{self._caption(rows)}\n{text_table(*self._table(rows))}"
+        table = [text_table(*_table(rows, _columns(rows)))] if rows else []
+        # Below the table, not in it: a terminal would wrap every line.
+        notes = [one_line(f"epoch {row.epoch}: {_note(row)}") for row in rows if _note(row)]
+        return "\n".join([one_line(self._caption(rows)), *table, *notes])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         rows = self._rows
-        return html_table(*self._table(rows), caption=self._caption(rows))
+        columns = _columns(rows)
+        if any(_note(row) for row in rows):
+            columns.append(("notes", _note))
+        return html_table(*_table(rows, columns), caption=self._caption(rows))
 
     def _caption(self, rows: Sequence[LedgerRow]) -> str:
         state = "" if rows else ": no epoch is finished yet."
@@ -122,39 +127,38 @@ class Ledger(Sequence[LedgerRow]):
         mark = " (emulated: speed, times and memory are of emulated devices)" if emulated else ""
         return f"Ledger of {', '.join(self.labels)}{mark}{state}"
 
-    def _table(self, rows: Sequence[LedgerRow]) -> tuple[list[str], list[list[str]]]:
-        columns = _columns(rows)
-        headers = [header for header, _ in columns]
-        return headers, [[cell(row) for _, cell in columns] for row in rows]
+
+def _table(
+    rows: Sequence[LedgerRow], columns: Sequence[_Column]
+) -> tuple[list[str], list[list[str]]]:
+    headers = [header for header, _ in columns]
+    return headers, [[cell(row) for _, cell in columns] for row in rows]
 
 
 def _columns(rows: Sequence[LedgerRow]) -> list[_Column]:
     """Returns the table's columns; those that no row has a value for are left out."""
     base = next((row for row in rows if row.even), rows[0] if rows else None)
-    base_name = "even" if base is not None and base.even else "first"
-    columns: list[_Column] = [
-        ("epoch", lambda row: str(row.epoch)),
-        ("batches", _batches),
-        ("amp", _amp),
-        ("compression", lambda row: row.compression),
-        ("samples/s", lambda row: format_number(row.samples_per_s)),
-        (f"vs {base_name}", lambda row: _speed_up(row, base)),
-        ("step", lambda row: format_seconds(row.step_s)),
-        ("comm share", lambda row: format_share(row.comm_share)),
-        ("spread (floor)", _spread),
-        ("loss", lambda row: dash(row.loss, _short)),
-        *[(_metric_title(name), _metric_cell(name)) for name in _metric_names(rows)],
+    versus = "vs even" if base is not None and base.even else "vs first"
+    floors = any(row.spread_floor is not None for row in rows)
+    predicted = any(row.predicted_step_s is not None for row in rows)
+    columns: list[tuple[str, Callable[[LedgerRow], str], bool]] = [
+        ("epoch", lambda row: str(row.epoch), True),
+        ("batches", _batches, True),
+        ("amp", _amp, True),
+        ("compression", lambda row: row.compression, True),
+        ("lr", lambda row: dash(row.lr, "{:.4g}".format), any(row.lr is not None for row in rows)),
+        ("samples/s", lambda row: format_number(row.samples_per_s), True),
+        (versus, lambda row: _speed_up(row, base), True),
+        ("step", lambda row: format_seconds(row.step_s), True),
+        ("predicted", lambda row: format_seconds(row.predicted_step_s), predicted),
+        ("comm share", lambda row: format_share(row.comm_share), True),
+        ("spread", lambda row: format_share(row.compute_spread), True),
+        ("floor", lambda row: format_share(row.spread_floor), floors),
+        ("loss", lambda row: dash(row.loss, _short), True),
+        *[(_metric_title(name), _metric_cell(name), True) for name in _metric_names(rows)],
+        ("skipped", lambda row: str(row.skipped_steps), any(row.skipped_steps for row in rows)),
     ]
-    if any(row.lr is not None for row in rows):
-        columns.insert(4, ("lr", lambda row: dash(row.lr, _short)))
-    if any(row.predicted_step_s is not None for row in rows):
-        place = next(i for i, (header, _) in enumerate(columns) if header == "step")
-        columns.insert(place + 1, ("predicted", lambda row: format_seconds(row.predicted_step_s)))
-    if any(row.skipped_steps for row in rows):
-        columns.append(("skipped", lambda row: str(row.skipped_steps)))
-    if any(row.changes or row.events for row in rows):
-        columns.append(("notes", lambda row: "; ".join((*row.changes, *row.events))))
-    return columns
+    return [(header, cell) for header, cell, shown in columns if shown]
 
 
 def _metric_names(rows: Sequence[LedgerRow]) -> list[str]:
@@ -181,12 +185,12 @@ def _speed_up(row: LedgerRow, base: LedgerRow | None) -> str:
     return dash(None if base is None else row.samples_per_s / base.samples_per_s, "{:.2f}×".format)
 
 
-def _spread(row: LedgerRow) -> str:
-    return f"{format_share(row.compute_spread)} ({format_share(row.spread_floor)})"
+def _note(row: LedgerRow) -> str:
+    return "; ".join((*row.changes, *row.events))
 
 
 def _short(value: float) -> str:
-    return f"{value:.4g}"
+    return f"{value:#.4g}"
 
 
 def _item(values: Sequence[Any], rank: int) -> Any:

@@ -91,6 +91,17 @@ def format_number(value: float | None) -> str:
     return dash(value, _number)
 
 
+def one_line(text: str) -> str:
+    r"""Returns the text on one line, without control characters that a terminal would obey.
+
+    Example:
+        >>> one_line("two\nlines \x1b[31mred")
+        'two lines �[31mred'
+    """
+    words = " ".join(text.split())
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in words)
+
+
 def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a table as aligned plain text; columns of numbers stand to the right.
 
@@ -109,7 +120,7 @@ def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         V100         99.5
     """
     _check_rectangle(headers, rows)
-    lines = [[_one_line(cell) for cell in row] for row in (headers, *rows)]
+    lines = [[one_line(cell) for cell in row] for row in (headers, *rows)]
     columns = list(zip(*lines, strict=True))
     widths = [max(cell_len(cell) for cell in column) for column in columns]
     right = [_is_numeric(column[1:]) for column in columns]
@@ -197,11 +208,6 @@ def _number(value: float) -> str:
     value = float(f"{value:.2e}") if abs(value) < 100 else value
     digits = 2 - math.floor(math.log10(abs(value)))
     return f"{value:,.{max(0, digits)}f}" if digits <= 5 else f"{value:.2e}"
-
-
-def _one_line(text: str) -> str:
-    words = " ".join(text.split())
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in words)
 
 
 def _padded(cell: str, width: int, right: bool) -> str:
