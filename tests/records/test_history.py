@@ -1,3 +1,4 @@
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -218,3 +219,15 @@ def test_an_empty_history_can_be_plotted():
     history = History(labels=["cpu #0"], emulated=[False])
     assert "emulated" not in history.plot().layout.title.text
     assert repr(history) == "History(1 device; 0 steps in 0 points; 0 events)"
+
+
+def test_the_room_loads_no_heavy_library():
+    heavy = ("torch", "pandas", "plotly", "IPython", "ipywidgets")
+    code = (
+        "import sys, hetkit.records.history, hetkit.records.ledger;"
+        f"sys.exit(str([name for name in {heavy} if name in sys.modules] or ''))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr.strip() == ""
