@@ -35,7 +35,7 @@ class DeviceSpec:
     link_bytes_per_s: float | None = None
     link: str = ""
     power_w: float | None = None
-    sources: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,14 +45,22 @@ class Link:
     Args:
         latency_s: Seconds before the first byte arrives. Default 0.
         bytes_per_s: Rate of one direction. Default: infinite.
+
+    Raises:
+        DeviceError: A figure is not a number, or out of its range.
+
+    Example:
+        >>> import hetkit as hk
+        >>> hk.Link(bytes_per_s=2e9).latency_s
+        0.0
     """
 
     latency_s: float = 0.0
     bytes_per_s: float = float("inf")
 
     def __post_init__(self) -> None:
-        if not self.latency_s >= 0 or not self.bytes_per_s > 0:
-            raise DeviceError(f"a link needs latency_s ≥ 0 and bytes_per_s > 0: {self}.")
+        _at_least_0("latency_s", self.latency_s)
+        _above_0("bytes_per_s", self.bytes_per_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,14 +70,22 @@ class SlowDown:
     Args:
         at_s: Seconds since the worker's first step (a card that heats up, say).
         factor: Above 1 is slower, below 1 faster.
+
+    Raises:
+        DeviceError: A figure is not a number, or out of its range.
+
+    Example:
+        >>> import hetkit as hk
+        >>> hk.emulate("1xV100", slow_down={"V100": hk.SlowDown(at_s=60, factor=1.5)}).labels
+        ('V100 #0',)
     """
 
     at_s: float
     factor: float
 
     def __post_init__(self) -> None:
-        if not self.at_s >= 0 or not self.factor > 0:
-            raise DeviceError(f"a slow-down needs at_s ≥ 0 and factor > 0: {self}.")
+        _at_least_0("at_s", self.at_s)
+        _above_0("factor", self.factor)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +113,7 @@ class Emulation:
     pace: float = 1.0
     sample_s: float | None = None
     launch_s: float = 0.0
-    amp_pace: dict[str, float] = field(default_factory=dict)
+    amp_pace: dict[str, float] = field(default_factory=dict, hash=False)
     intra_link: Link = Link()
     inter_link: Link = Link()
     memory_bytes: int | None = None
@@ -110,14 +126,12 @@ class Emulation:
     dies_at_step: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("pace", "time_scale"):
-            if not getattr(self, name) > 0:
-                raise DeviceError(f"{name} must be above 0, not {getattr(self, name)!r}.")
-        for name in ("launch_s", "jitter"):
-            if not getattr(self, name) >= 0:
-                raise DeviceError(f"{name} must be at least 0, not {getattr(self, name)!r}.")
-        if self.sample_s is not None and not self.sample_s > 0:
-            raise DeviceError(f"sample_s must be above 0, not {self.sample_s!r}.")
+        _above_0("pace", self.pace)
+        _above_0("time_scale", self.time_scale)
+        _at_least_0("launch_s", self.launch_s)
+        _at_least_0("jitter", self.jitter)
+        if self.sample_s is not None:
+            _above_0("sample_s", self.sample_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,3 +204,17 @@ class Device:
 def _capability(architecture: str) -> tuple[int, int]:
     major, _, minor = architecture.partition(".")
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _above_0(name: str, value: float) -> None:
+    if not _is_number(value) or not value > 0:
+        raise DeviceError(f"{name} must be a number above 0, not {value!r}.")
+
+
+def _at_least_0(name: str, value: float) -> None:
+    if not _is_number(value) or not value >= 0:
+        raise DeviceError(f"{name} must be a number of at least 0, not {value!r}.")

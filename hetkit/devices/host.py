@@ -128,7 +128,7 @@ def _cpu_quota(root: Path) -> float | None:
         if not words:
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
             words = [(_read(folder / name) or "").strip() for name in names]
-        if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]) > 0:
+        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]) > 0:
             quotas.append(int(words[0]) / int(words[1]))
     return min((quota for quota in quotas if quota > 0), default=None)
 
@@ -138,7 +138,7 @@ def _memory_limit(root: Path) -> int | None:
     for folder in _cgroups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             word = (_read(folder / name) or "").strip()
-            if word.isdigit() and 0 < int(word) < _NO_LIMIT_BYTES:
+            if word.isdecimal() and 0 < int(word) < _NO_LIMIT_BYTES:
                 limits.append(int(word))
     return min(limits, default=None)
 

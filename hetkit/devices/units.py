@@ -2,8 +2,8 @@
 
 Two conventions meet here, and each is kept where it is at home. Card makers print "16 GB" and
 build 16 · 2³⁰ bytes, so of *memory* GB and GiB both mean 2³⁰. Links are sold in powers of ten, so
-of a *rate* GB/s means 10⁹ bytes per second and GiB/s 2³⁰. A lower-case b could be bits or bytes:
-write ``bit`` for bits.
+of a *rate* GB/s means 10⁹ bytes per second and GiB/s 2³⁰; there a lower-case b could be bits or
+bytes, so it is refused: write ``bit`` for bits.
 """
 
 import math
@@ -36,7 +36,7 @@ def parse_memory(value: object, *, name: str = "memory") -> int:
     if isinstance(value, str):
         number, unit = _split(value)
         found = re.fullmatch(r"([kmgt]?)i?b", unit.lower())
-        if found is None or unit.endswith("b"):
+        if found is None:
             raise DeviceError(f'{name} must be bytes, or a text such as "16GB": {value!r}.')
         value = number * 1024.0 ** _STEPS[found[1]]
     return int(positive(value, name=name, minimum=1.0))
