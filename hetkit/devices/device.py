@@ -5,6 +5,20 @@ from dataclasses import dataclass, field
 from hetkit.errors import DeviceError
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _above_0(name: str, value: float) -> None:
+    if not _is_number(value) or not value > 0:
+        raise DeviceError(f"{name} must be a number above 0, not {value!r}.")
+
+
+def _at_least_0(name: str, value: float) -> None:
+    if not _is_number(value) or not value >= 0:
+        raise DeviceError(f"{name} must be a number of at least 0, not {value!r}.")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceSpec:
     """Published figures of one kind of device. A figure that nobody published is None.
@@ -204,17 +218,3 @@ class Device:
 def _capability(architecture: str) -> tuple[int, int]:
     major, _, minor = architecture.partition(".")
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _above_0(name: str, value: float) -> None:
-    if not _is_number(value) or not value > 0:
-        raise DeviceError(f"{name} must be a number above 0, not {value!r}.")
-
-
-def _at_least_0(name: str, value: float) -> None:
-    if not _is_number(value) or not value >= 0:
-        raise DeviceError(f"{name} must be a number of at least 0, not {value!r}.")
