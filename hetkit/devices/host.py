@@ -53,6 +53,15 @@ class Host:
         known = [size for size in (self.memory_bytes, self.limit_bytes) if size is not None]
         return min(known, default=None)
 
+    @property
+    def used_bytes(self) -> int | None:
+        """What is taken of the machine's memory; None where a cgroup's limit is what counts."""
+        if self.memory_bytes is None or self.available_bytes is None:
+            return None
+        if self.usable_bytes != self.memory_bytes:
+            return None
+        return self.memory_bytes - self.available_bytes
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchBuild:

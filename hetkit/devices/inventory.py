@@ -152,9 +152,8 @@ def host_findings(host: Host, *, ranks: int) -> Iterator[Finding]:
 
 
 def _cpu_row(host: Host) -> tuple[str, ...]:
-    total, free = host.usable_bytes, host.available_bytes
-    used = None if host.memory_bytes is None or free is None else host.memory_bytes - free
-    return ("cpu", "CPU", show_memory(total), show_memory(used), "–", "–", "–", "–", "bf16")
+    total, used = show_memory(host.usable_bytes), show_memory(host.used_bytes)
+    return ("cpu", "CPU", total, used, "–", "–", "–", "–", "bf16")
 
 
 def _card_row(reading: Reading) -> tuple[str, ...]:

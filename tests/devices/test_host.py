@@ -36,6 +36,7 @@ def test_memory_and_shared_memory(tmp_path: Path) -> None:
     assert host.memory_bytes == 16384000 * 1024
     assert host.available_bytes == 8192000 * 1024
     assert host.limit_bytes is None
+    assert host.used_bytes == 8192000 * 1024
     assert host.shm_bytes is not None
     assert host.shm_free_bytes is not None
     assert host.shm_free_bytes <= host.shm_bytes
@@ -56,6 +57,7 @@ def test_cgroup_v2_takes_the_tightest_ancestor(tmp_path: Path) -> None:
     host = read_host(root)
     assert (host.quota_cores, host.limit_bytes, host.usable_bytes) == (1.5, 2**32, 2**32)
     assert host.usable_cores == min(host.cores, 1.5)
+    assert host.used_bytes is None
 
 
 def test_cgroup_v1(tmp_path: Path) -> None:
