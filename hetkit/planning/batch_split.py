@@ -14,8 +14,8 @@ optimum serves the first B of it::
 
 So τ is the least time within which the ranks finish B samples together, found by bisection on
 S(τ) = Σ_i max{b : t_i(b) ≤ τ}; the few samples that S(τ) has above B are taken from whoever
-finishes last. What comes out is not only optimal in its maximum: no sample can be moved to a rank
-that would finish it earlier than its present one does, so among all optima it is the most even.
+finishes last. What comes out is not only optimal in its maximum, but even: no rank, the slowest or
+another, has a sample that a different rank would have finished earlier.
 
 Without bounds and rounding, τ* = (B + Σ a_i/c_i)/(Σ 1/c_i) (EVIDENCE.md §2). No integer split
 comes closer to it than one sample of the coarsest rank: max_i c_i/τ is the *imbalance floor*.

@@ -132,7 +132,7 @@ class Pace:
         known = self.at(fresh.batch, fresh.micro_steps)
         others = tuple(size for size in self.sizes if size is not known)
         if self._drifted(known, fresh):
-            return Pace(sizes=(*self._moved(others, fresh), fresh))
+            return Pace(sizes=_bounded((*self._moved(others, fresh), fresh)))
         times = ((known.times if known else ()) + fresh.times)[-_TIMES_KEPT:]
         merged = SizeTimes(batch=fresh.batch, micro_steps=fresh.micro_steps, times=times)
         return Pace(sizes=_bounded((*others, merged)))
