@@ -77,7 +77,12 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeMedian:
-    """What is known of one size: the median of ``count`` observations, in seconds."""
+    """What is known of one size: the median of ``count`` observations, in seconds.
+
+    Example:
+        >>> medians([Observation(batch=8, micro_steps=1, compute_s=t) for t in (1.0, 3.0)])
+        (SizeMedian(batch=8, micro_steps=1, seconds=2.0, count=2),)
+    """
 
     batch: int
     micro_steps: int

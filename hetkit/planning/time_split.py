@@ -34,6 +34,12 @@ class Stamps:
         optimizer_s: Seconds of clipping and the optimizer's step.
         codec_s: Seconds that encoding and decoding took after the cut.
         collectives: ``(start, end)`` of each exchange, in order; the same number on every rank.
+
+    Example:
+        >>> fast = Stamps(start=0, end=9, cut=4, data_s=1, optimizer_s=1, collectives=((4, 8),))
+        >>> slow = Stamps(start=0, end=9, cut=7, data_s=1, optimizer_s=1, collectives=((7, 8),))
+        >>> [(split.compute_s, split.wait_s) for split in split_step([fast, slow])]
+        [(3, 3.0), (6, 0.0)]
     """
 
     start: float
@@ -47,7 +53,13 @@ class Stamps:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeSplit:
-    """Where one rank's step went, in seconds; all but ``overlapped_s`` add up to ``step_s``."""
+    """Where one rank's step went, in seconds; all but ``overlapped_s`` add up to ``step_s``.
+
+    Example:
+        >>> (split,) = split_step([Stamps(start=0, end=5, cut=4, data_s=1, optimizer_s=1)])
+        >>> split.compute_s, split.other_s, split.comm_share
+        (3, 0.0, 0.0)
+    """
 
     step_s: float
     data_s: float

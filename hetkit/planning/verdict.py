@@ -14,52 +14,18 @@ the balanced one may be worth it or not. The verdict works each out as a whole s
 with the optimal split over the devices of S, each with one sample at least. A device is kept only
 if T with it is less than T without it; of two sets that are equally fast, the smaller is better.
 
-**Which sets are tried.** Devices that do a step's even share within 5 % of each other, with the
-same bounds, are one *class*; of a class only its number matters, and its fastest are taken first.
-Two A100 and four V100 make 3 × 5 − 1 = 14 sets, eight devices all different 255. When there are
-more than 256 combinations, the sets tried are the *k* fastest devices for each *k*.
-
 The step times are fitted to measured ones, so the figures are *predicted from measured step
 times*; they say so, and whether the devices are emulated.
 """
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from hetkit.errors import PlanError
-from hetkit.planning.batch_split import even_split, imbalance_floor, split_batch, step_seconds
+from hetkit.planning.batch_split import imbalance_floor
+from hetkit.planning.device_sets import Choice, DeviceSets
 from hetkit.planning.step_time import StepTime
-
-_ALIKE = 1.05
-_MOST_SETS = 256
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """One way to use the devices, and what it is predicted to do.
-
-    Args:
-        name: What it is called: ``"all devices, balanced"``, ``"best subset"`` …
-        ranks: The devices it uses, by their place in the fleet.
-        batches: Samples of each of ``ranks`` in a step.
-        step_s: Predicted seconds of a step, exchange included.
-        samples_per_s: Predicted throughput.
-
-    Example:
-        >>> Choice(
-        ...     name="fastest alone", ranks=(0,), batches=(64,), step_s=0.5, samples_per_s=128.0
-        ... ).ranks
-        (0,)
-    """
-
-    name: str
-    ranks: tuple[int, ...]
-    batches: tuple[int, ...]
-    step_s: float
-    samples_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,72 +138,6 @@ class Verdict:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Fleet:
-    """What `judge` was asked, with the bounds filled in."""
-
-    models: tuple[StepTime, ...]
-    total: int
-    micro_batches: tuple[int, ...]
-    caps: tuple[int, ...]
-    exchange_s: Callable[[int], float]
-
-    def choice(self, name: str, ranks: Sequence[int], batches: Sequence[int]) -> Choice:
-        models = [self.models[rank] for rank in ranks]
-        micro_batches = [self.micro_batches[rank] for rank in ranks]
-        step_s = step_seconds(models, batches, micro_batches) + self.exchange_s(len(ranks))
-        return Choice(
-            name=name,
-            ranks=tuple(ranks),
-            batches=tuple(batches),
-            step_s=step_s,
-            samples_per_s=self.total / step_s,
-        )
-
-    def balanced(self, name: str, ranks: Sequence[int]) -> Choice | None:
-        caps = [self.caps[rank] for rank in ranks]
-        if not len(ranks) <= self.total <= sum(caps) or min(caps) < 1:
-            return None
-        batches = split_batch(
-            [self.models[rank] for rank in ranks],
-            self.total,
-            micro_batches=[self.micro_batches[rank] for rank in ranks],
-            floors=[1] * len(ranks),
-            caps=caps,
-        )
-        return self.choice(name, ranks, batches)
-
-    def sets(self) -> Iterator[tuple[int, ...]]:
-        """Yields the sets worth trying, the smaller ones first within a class."""
-        classes = self._classes()
-        if math.prod(len(members) + 1 for members in classes) <= _MOST_SETS:
-            counts = itertools.product(*(range(len(members) + 1) for members in classes))
-            chosen = (zip(classes, count, strict=True) for count in counts)
-            sets = ([r for members, k in row for r in members[:k]] for row in chosen)
-        else:
-            by_speed = list(itertools.chain.from_iterable(classes))
-            sets = (by_speed[:k] for k in range(1, len(by_speed) + 1))
-        yield from (tuple(sorted(ranks)) for ranks in sets if ranks)
-
-    def _classes(self) -> list[list[int]]:
-        """Groups devices that compute an even share about as fast, the fastest first."""
-        share = -(-self.total // len(self.models))
-        rows = zip(self.models, self.micro_batches, strict=True)
-        seconds = [model.seconds(share, micro) for model, micro in rows]
-        bounds = list(zip(self.micro_batches, self.caps, strict=True))
-        classes: list[list[int]] = []
-        for rank in sorted(range(len(seconds)), key=lambda rank: (seconds[rank], rank)):
-            for members in classes:
-                first = members[0]
-                alike = seconds[rank] <= _ALIKE * seconds[first]
-                if alike and bounds[rank] == bounds[first]:
-                    members.append(rank)
-                    break
-            else:
-                classes.append([rank])
-        return classes
-
-
 def judge(
     labels: Sequence[str],
     models: Sequence[StepTime],
@@ -273,27 +173,25 @@ def judge(
             f"give one value per device, for at least one: {len(labels)} labels, {n} models, "
             f"{len(micro_batches)} micro_batches, {len(caps)} caps."
         )
-    fleet = _Fleet(
+    devices = DeviceSets(
         models=tuple(models),
         total=total,
         micro_batches=tuple(micro_batches),
         caps=tuple(caps),
         exchange_s=_exchange(comm_s),
     )
-    tried = [fleet.balanced("best subset", ranks) for ranks in fleet.sets()]
-    feasible = [choice for choice in tried if choice is not None]
-    if not feasible:
+    best = devices.fastest()
+    if best is None:
         raise PlanError(
-            f"no set of devices can take {total} samples a step: all together take at most "
-            f"{sum(caps)}. Lower the global batch or raise the caps."
+            f"no set of devices can take {total} samples a step, at least 1 each: all together "
+            f"take at most {sum(caps)}. Choose another global batch, or raise the caps."
         )
-    best = min(feasible, key=lambda choice: (choice.step_s, len(choice.ranks), choice.ranks))
     return Verdict(
         labels=tuple(labels),
-        balanced=fleet.balanced("all devices, balanced", range(n)),
-        even=_even(fleet),
+        balanced=devices.balanced("all devices, balanced", range(n)),
+        even=devices.even("all devices, even split"),
         best_subset=best,
-        fastest_alone=_fastest_alone(fleet),
+        fastest_alone=devices.alone(),
         spread_floor=imbalance_floor(
             [models[rank] for rank in best.ranks],
             best.batches,
@@ -307,15 +205,3 @@ def _exchange(comm_s: float | Callable[[int], float]) -> Callable[[int], float]:
     if callable(comm_s):
         return lambda ranks: comm_s(ranks) if ranks > 1 else 0.0
     return lambda ranks: comm_s if ranks > 1 else 0.0
-
-
-def _even(fleet: _Fleet) -> Choice | None:
-    batches = even_split(fleet.total, len(fleet.models))
-    if min(batches) < 1 or any(b > cap for b, cap in zip(batches, fleet.caps, strict=True)):
-        return None
-    return fleet.choice("all devices, even split", range(len(batches)), batches)
-
-
-def _fastest_alone(fleet: _Fleet) -> Choice | None:
-    alone = [fleet.balanced("fastest alone", [rank]) for rank in range(len(fleet.models))]
-    return min((choice for choice in alone if choice), key=lambda c: c.step_s, default=None)

@@ -1,6 +1,5 @@
 """The balancer, in a simulated training: it converges, keeps still, and follows a change."""
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -191,16 +190,49 @@ def test_a_staircase_device_does_not_make_the_plan_swing() -> None:
         assert len(training.replans) <= 6
 
 
-def test_a_broken_promise_lengthens_the_cool_down() -> None:
-    """A device whose time does not depend on its share never delivers what is predicted."""
-    training = Training(
-        compute_s=lambda rank, batch, step: 0.2 if rank == 0 else batch * 1e-3,
-        batches=(128, 128),
-        micro_batches=(256, 256),
-    ).run(600)
-    gaps = [b - a for (a, _), (b, _) in itertools.pairwise(training.replans[2:])]
-    assert gaps == sorted(gaps)
-    assert len(training.replans) <= 12
+def steady(
+    state: BalancerState, times: tuple[float, float], comm_s: float = 0.0
+) -> tuple[BalancerState, Decision]:
+    """One window of two ranks with 10 samples each that take the given seconds."""
+    observations = tuple(
+        (Observation(batch=10, micro_steps=1, compute_s=time),) * WINDOW_STEPS for time in times
+    )
+    window = Window(
+        batches=(10, 10), micro_batches=(20, 20), observations=observations, comm_s=comm_s
+    )
+    return decide(state, window)
+
+
+@pytest.mark.parametrize(
+    ("now_s", "patience", "cool_down"), [(0.99, 4, 3), (0.91, 4, 3), (0.89, 2, 1), (0.8, 2, 1)]
+)
+def test_a_promise_half_broken_lengthens_the_cool_down(
+    now_s: float, patience: int, cool_down: int
+) -> None:
+    state = BalancerState(windows=9, replans=3, cool_down=2, promised=(1.0, 0.8))
+    state, _ = steady(state, (now_s, now_s), comm_s=5.0)
+    assert (state.patience, state.cool_down, state.promised) == (patience, cool_down, None)
+
+
+def test_the_cool_down_grows_no_longer_than_its_bound_and_shrinks_back() -> None:
+    state = BalancerState(windows=9, replans=3, patience=16, promised=(1.0, 0.8))
+    broken, _ = steady(state, (1.0, 1.0))
+    kept, _ = steady(state, (0.8, 0.8))
+    assert (broken.patience, kept.patience) == (16, 2)
+
+
+def test_after_the_warm_up_two_windows_must_agree_and_none_be_cooling_down() -> None:
+    state = BalancerState(windows=9, replans=2, cool_down=2)
+    taken = []
+    for _ in range(3):
+        state, decision = steady(state, (1.0, 3.0))
+        taken.append(decision.batches)
+    assert taken == [None, None, (15, 5)]
+    assert (state.agreeing, state.cool_down, state.promised) == (0, 2, (3.0, 1.5))
+    state, _ = steady(BalancerState(windows=9, replans=2), (1.0, 3.0))
+    state, decision = steady(state, (1.0, 1.0))
+    assert state.agreeing == 0
+    assert decision.batches is None
 
 
 def test_gains_are_of_the_whole_step() -> None:
@@ -208,7 +240,7 @@ def test_gains_are_of_the_whole_step() -> None:
     assert decision.batches == (179, 77)
     assert decision.now_s == pytest.approx(128 * 2.3e-3 + 0.1)
     assert decision.new_s == pytest.approx(179e-3 + 0.1)
-    assert decision.predicted_gain == pytest.approx(1 - decision.new_s / decision.now_s)
+    assert decision.predicted_gain == pytest.approx(1 - (0.179 + 0.1) / (128 * 2.3e-3 + 0.1))
     assert "warm-up" in decision.reason
 
 
