@@ -195,7 +195,7 @@ def _is_number(value: object) -> bool:
 
 
 def _check_amp(amp: object) -> None:
-    if amp == ():
+    if isinstance(amp, tuple) and not amp:
         raise SettingsError("amp is an empty list: give one precision for each device, or a word.")
     for mode in amp if isinstance(amp, tuple) else (amp,):
         if not isinstance(mode, str) or mode not in AMP_MODES:

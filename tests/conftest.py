@@ -42,6 +42,7 @@ def pytest_configure() -> None:
     """Takes the clock out of hypothesis, and chance out of it on CI."""
     hypothesis.settings.register_profile(
         "hetkit",
+        max_examples=int(os.environ.get("HETKIT_TEST_EXAMPLES", "100")),
         deadline=None,
         derandomize=bool(os.environ.get("CI")),
         suppress_health_check=[hypothesis.HealthCheck.too_slow],

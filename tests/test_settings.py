@@ -1,6 +1,5 @@
 import dataclasses
 import math
-import random
 from fractions import Fraction
 from typing import Any
 
@@ -153,7 +152,7 @@ def test_every_field_says_what_it_means_and_when_it_takes_effect() -> None:
         assert f"{field.name}:" in (Settings.__doc__ or "")
 
 
-def test_settings_are_frozen() -> None:
-    name = random.choice(NAMES)
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_are_frozen(name: str) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(Settings(), name, None)

@@ -92,7 +92,7 @@ def test_the_unit_tests_pass_against_the_installed_wheel(installed: Path, tmp_pa
     shutil.copytree(ROOT / "tests" / "planning", tests / "planning")
     for name in ("conftest.py", "test_settings.py", "test_task.py", "test_plan.py"):
         shutil.copy(ROOT / "tests" / name, tests)
-    env = {**os.environ, "PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "PYTHONPATH": str(installed), "HETKIT_TEST_EXAMPLES": "10"}
     run = subprocess.run(
         [sys.executable, "-P", "-c", RUN, str(installed), "tests"],
         cwd=tmp_path, env=env, capture_output=True, text=True, timeout=170,
