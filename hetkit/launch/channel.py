@@ -145,13 +145,14 @@ class ZmqHub:
         try:
             while True:
                 ready = dict(poller.poll())
+                closing = self._outbox.closing  # looked at first: all that was put before is sent
                 if self._gate in ready:
                     self._answer_gate()
                 for address, wire in self._outbox.drain():
                     self._send(address, wire)
                 if self._router in ready:
                     self._take()
-                if self._outbox.closing:
+                if closing:
                     return
         finally:
             self._router.close()
@@ -238,10 +239,11 @@ class ZmqLink:
         try:
             while True:
                 poller.poll()
+                closing = self._outbox.closing
                 for wire in self._outbox.drain():
                     self._dealer.send(wire)
                 self._take()
-                if self._outbox.closing:
+                if closing:
                     return
         finally:
             self._inbox.put(None)
