@@ -101,6 +101,15 @@ def test_the_changelog_has_the_version() -> None:
     assert headings[0] == hk.__version__
 
 
+def test_the_drawn_rooms_are_the_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (layers,) = [c["layers"] for c in contracts["contracts"] if c["type"] == "layers"]
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    drawing = re.findall(r"^   +([a-z]+(?: +· +[a-z]+)*)(?: {4,}|$)", text, re.MULTILINE)
+    drawn = [re.findall(r"[a-z]+", line) for line in drawing]
+    assert drawn == [re.findall(r"[a-z]+", line) for line in layers]
+
+
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(
