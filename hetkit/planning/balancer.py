@@ -121,6 +121,11 @@ class BalancerState:
     patience: int = _COOL_DOWN
     promised: tuple[float, float] | None = None
 
+    @property
+    def warming_up(self) -> bool:
+        """Whether the next window acts at once: the first does, and the one after its re-plan."""
+        return self.windows == self.replans < 2
+
     def models(self) -> tuple[StepTime | None, ...]:
         """Returns each rank's fitted step time; None for a rank that never had work."""
         return tuple(pace.model() for pace in self.paces)
@@ -257,8 +262,7 @@ def _held_to_promise(state: BalancerState, now_s: float) -> BalancerState:
 
 def _act(state: BalancerState, proposal: _Proposal) -> tuple[BalancerState, Decision]:
     """Takes the proposed split, or says why not."""
-    warming_up = state.windows == state.replans < 2
-    cooling, agreeing = state.cool_down, 0
+    warming_up, cooling, agreeing = state.warming_up, state.cool_down, 0
     state = replace(state, windows=state.windows + 1, cool_down=max(0, cooling - 1))
     gain, needed = f"{proposal.gain:.1%}", f"{proposal.needed:.1%}"
     if proposal.gain <= proposal.needed:

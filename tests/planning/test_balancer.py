@@ -244,6 +244,13 @@ def test_gains_are_of_the_whole_step() -> None:
     assert "warm-up" in decision.reason
 
 
+def test_the_warm_up_ends_with_the_first_window_that_stays() -> None:
+    assert BalancerState().warming_up
+    assert train(SIX, 256).run(7).state.warming_up
+    assert not train(SIX, 256).run(14).state.warming_up
+    assert not train([SIX[0]] * 2, 256).run(7).state.warming_up
+
+
 def test_too_few_steps_decide_nothing() -> None:
     seen = Observation(batch=8, micro_steps=1, compute_s=1.0)
     window = Window(batches=(8, 8), micro_batches=(8, 8), observations=((seen,) * 5, (seen,) * 2))
