@@ -85,6 +85,7 @@ class Ready(Message, frozen=True, kw_only=True):
     samples: int
     step: int
     epoch: int
+    epoch_first_step: int
     parameters: int
     parameter_bytes: int
     validation_samples: int = 0

@@ -25,7 +25,7 @@ from hetkit.worker.probe import Probe, probe
 CALIBRATION_MARGIN = 4.0
 """An emulated device is at least this many times slower than the real compute behind it."""
 
-SHORTEST_STEP_S = 0.025
+SHORTEST_STEP_S = 0.04
 """Shortest calibrated step per rank at the even split: gloo itself costs milliseconds a rank."""
 
 

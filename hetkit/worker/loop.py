@@ -78,6 +78,7 @@ class TrainingLoop:
         self.model = model
         self.step = 0
         self.epoch = 0
+        self.epoch_first_step = 0
         self.plan: Plan | None = None
         self._task = task
         self._samples = samples
@@ -104,6 +105,7 @@ class TrainingLoop:
         before = self.plan
         self.plan = plan
         self.epoch = plan.epoch
+        self.epoch_first_step = plan.epoch_first_step
         if self._exchange is not None:
             if before is None or before.compression != plan.compression:
                 self._exchange.codec = make_codec(plan.compression)
@@ -170,12 +172,14 @@ class TrainingLoop:
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, src=0)
         self.epoch += 1
+        self.epoch_first_step = self.step
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps. Randomness is seeded per step, so it needs no state."""
         return {
             "step": self.step,
             "epoch": self.epoch,
+            "epoch_first_step": self.epoch_first_step,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "rate": self.rate.state_dict(),
@@ -186,6 +190,7 @@ class TrainingLoop:
         """Takes a checkpoint's state."""
         self.step = state["step"]
         self.epoch = state["epoch"]
+        self.epoch_first_step = state["epoch_first_step"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.rate.load_state_dict(state["rate"])

@@ -51,7 +51,7 @@ class Rank:
     def __init__(self, link: Link, generation: int, rank: int) -> None:
         self.rank = rank
         self._link = link
-        self._generation = generation
+        self.generation = generation
         self._join: m.Join | None = None
         self._parts: Parts | None = None
         self._loop: TrainingLoop | None = None
@@ -64,9 +64,9 @@ class Rank:
         self._link.send(
             m.Hello(
                 rank=self.rank,
-                generation=self._generation,
+                generation=self.generation,
                 pid=os.getpid(),
-                torch_version=torch.__version__,
+                torch_version=str(torch.__version__),
                 python_version=platform.python_version(),
             )
         )
@@ -154,6 +154,7 @@ class Rank:
                 validation_samples=len(parts.validation) if parts.validation else 0,
                 step=self._loop.step,
                 epoch=self._loop.epoch,
+                epoch_first_step=self._loop.epoch_first_step,
                 parameters=sum(p.numel() for p in parts.model.parameters()),
                 parameter_bytes=sum(p.numel() * p.element_size() for p in parts.model.parameters()),
                 sample_s=emulation.sample_s if emulation else None,
@@ -197,7 +198,7 @@ class Rank:
         self._link.send(
             m.EpochReport(
                 rank=self.rank,
-                generation=self._generation,
+                generation=self.generation,
                 epoch=message.epoch,
                 metrics=metrics,
                 validate_s=seconds,
@@ -219,12 +220,12 @@ class Rank:
         self._link.send(m.Answer(call_id=message.call_id, rank=self.rank, ok=ok, pickled=answer))
 
     def _send_rows(self, rows: list[m.StepRow]) -> None:
-        self._link.send(m.Progress(rank=self.rank, generation=self._generation, rows=tuple(rows)))
+        self._link.send(m.Progress(rank=self.rank, generation=self.generation, rows=tuple(rows)))
 
     def _notice(self, level: str, text: str) -> None:
         step = self._loop.step if self._loop else 0
         self._link.send(
-            m.Notice(rank=self.rank, generation=self._generation, step=step, level=level, text=text)
+            m.Notice(rank=self.rank, generation=self.generation, step=step, level=level, text=text)
         )
 
     def _report(self, error: BaseException) -> None:
@@ -235,7 +236,7 @@ class Rank:
         self._link.send(
             m.Failed(
                 rank=self.rank,
-                generation=self._generation,
+                generation=self.generation,
                 step=self._loop.step if self._loop else -1,
                 at=time.monotonic(),
                 type_name=type(error).__name__,

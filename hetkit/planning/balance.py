@@ -1,0 +1,91 @@
+"""Balance: gathers the windows that the balancer decides on, step by step."""
+
+from collections.abc import Sequence
+
+from hetkit.plan import Plan
+from hetkit.planning.balancer import BalancerState, Decision, Window, decide, observe
+from hetkit.planning.step_time import Observation, StepTime
+
+DROPPED_STEPS = 2
+"""Steps after a change of the split that no window counts: caches and allocators settle."""
+
+WINDOW_STEPS = 5
+
+
+class Balance:
+    """What the coordinator keeps about the ranks' compute times.
+
+    ::
+
+        steps   0 1 │ 2 3 4 5 6 │ 7 8 │ 9 … 13 │ …
+                drop   window     drop   window
+                          ↑ plan from step 7     no grant goes past the window while warming up
+
+    Example:
+        >>> balance = Balance()
+        >>> balance.restart(first_step=0)
+        >>> balance.warm_until
+        7
+    """
+
+    def __init__(self) -> None:
+        self._state = BalancerState()
+        self._first_step = 0
+        self._rows: list[tuple[Observation | None, ...]] = []
+
+    def restart(self, first_step: int) -> None:
+        """The split changes at ``first_step``: steps before it, and its first two, don't count."""
+        self._first_step = first_step
+        self._rows = []
+
+    def forget(self) -> None:
+        """Something else than the split has changed how fast the devices compute."""
+        self._state = BalancerState()
+
+    @property
+    def warm_until(self) -> int | None:
+        """The step that no grant should pass before a decision; None once two were made."""
+        if self._state.windows >= 2:
+            return None
+        return self._first_step + DROPPED_STEPS + WINDOW_STEPS
+
+    @property
+    def full(self) -> bool:
+        """Whether a window is complete."""
+        return len(self._rows) >= WINDOW_STEPS
+
+    def add(self, step: int, ranks: Sequence[Observation | None]) -> None:
+        """Takes what the ranks measured in a step; None for a rank without samples."""
+        if step >= self._first_step + DROPPED_STEPS:
+            self._rows.append(tuple(ranks))
+
+    def learn(self, plan: Plan) -> None:
+        """Takes the window in without deciding anything, for the verdict and for later."""
+        self._state = observe(self._state, self._window(plan, None, 0.0))
+        self._rows = []
+
+    def decide(
+        self, plan: Plan, *, caps: tuple[int, ...] | None = None, comm_s: float = 0.0
+    ) -> Decision:
+        """Takes the window in and decides on the split."""
+        self._state, decision = decide(self._state, self._window(plan, caps, comm_s))
+        self._rows = []
+        return decision
+
+    def models(self) -> tuple[StepTime, ...] | None:
+        """Returns each rank's fitted step time; None until all of them are known."""
+        models = self._state.models()
+        known = tuple(model for model in models if model is not None)
+        return known if models and len(known) == len(models) else None
+
+    def _window(self, plan: Plan, caps: tuple[int, ...] | None, comm_s: float) -> Window:
+        by_rank = zip(*self._rows, strict=True) if self._rows else [() for _ in plan.batches]
+        return Window(
+            batches=plan.batches,
+            micro_batches=plan.micro_batches,
+            observations=tuple(
+                tuple(seen for seen in rank if seen is not None) for rank in by_rank
+            ),
+            caps=caps,
+            comm_s=comm_s,
+        )

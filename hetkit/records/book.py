@@ -1,0 +1,146 @@
+"""The book: what the coordinator writes down, step by step, epoch by epoch."""
+
+from collections.abc import Mapping, Sequence
+
+from hetkit.launch.messages import StepRow
+from hetkit.plan import Plan
+from hetkit.records.assembly import StepAssembly
+from hetkit.records.epochs import LedgerRow, summarise_epoch
+from hetkit.records.history import History
+from hetkit.records.ledger import Ledger
+from hetkit.records.steps import Event, EventKind, StepRecord
+
+
+class Book:
+    """Writes the history and the ledger of one session.
+
+    Args:
+        history: Takes the steps and events.
+        ledger: Takes a row per epoch.
+    """
+
+    def __init__(self, history: History, ledger: Ledger) -> None:
+        self.history = history
+        self.ledger = ledger
+        self._assembly = StepAssembly(history.world_size)
+        self._records: list[StepRecord] = []
+        self._events: list[str] = []
+        self._changes: tuple[str, ...] = ()
+
+    def begin_epoch(self, changes: Sequence[str]) -> None:
+        """Starts an epoch's account."""
+        self._records = []
+        self._events = []
+        self._changes = tuple(changes)
+
+    def take(
+        self, rank: int, rows: Sequence[StepRow]
+    ) -> list[tuple[StepRecord, tuple[StepRow, ...]]]:
+        """Writes down the steps that a rank's rows complete, and returns them."""
+        whole = self._assembly.add(rank, rows)
+        for record, _ in whole:
+            self.history.append(record)
+            self._records.append(record)
+            if record.skipped:
+                self.note("skip", "a gradient was not finite: all ranks skipped the step", record)
+        return whole
+
+    def note(
+        self,
+        kind: EventKind,
+        text: str,
+        at: StepRecord | None = None,
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """Writes an event down, at the step it belongs to (default: the latest)."""
+        at = at or self.history.latest
+        self.history.add_event(
+            Event(
+                step=step if step is not None else at.step if at else 0,
+                epoch=epoch if epoch is not None else at.epoch if at else 0,
+                time_s=at.time_s if at else 0.0,
+                kind=kind,
+                text=text,
+                rank=rank,
+            )
+        )
+        if kind not in ("epoch", "settings"):
+            self._events.append(text)
+
+    def end_epoch(
+        self,
+        plan: Plan,
+        reports: Sequence[Mapping[str, tuple[float, float]]],
+        *,
+        emulated: bool,
+        predicted_step_s: float | None,
+        spread_floor: float | None,
+    ) -> LedgerRow | None:
+        """Closes the epoch's account with the ranks' validation sums; None if it has no steps."""
+        if not self._records:
+            return None
+        row = LedgerRow.of(
+            summarise_epoch(self._records),
+            plan,
+            emulated=emulated,
+            lr=plan.lr,
+            spread_floor=spread_floor,
+            metrics=combine(reports),
+            predicted_step_s=predicted_step_s,
+            changes=self._changes,
+            events=tuple(self._events),
+        )
+        self.ledger.add(row)
+        return row
+
+    def roll_back(self) -> None:
+        """Forgets the epoch's account; its steps are executed again."""
+        self._records = []
+        self._assembly = StepAssembly(self.history.world_size, self._assembly.origin)
+
+    def recent_step_s(self) -> float | None:
+        """Returns the median duration of the last few steps; None before there are any."""
+        latest = sorted(record.step_s for record in self._records[-7:])
+        return latest[len(latest) // 2] if latest else None
+
+
+class Overhead:
+    """What a step costs the critical rank beside its computing, lately (moving averages).
+
+    Attributes:
+        all_s: Everything but compute.
+        exchange_s: The exchange alone: waiting, transfer and codec.
+    """
+
+    def __init__(self) -> None:
+        self.all_s = 0.0
+        self.exchange_s = 0.0
+        self._steps = 0
+
+    def add(self, record: StepRecord) -> None:
+        """Takes a step in."""
+        rank = record.critical
+        self._steps += 1
+        weight = max(0.1, 1 / self._steps)
+        self.all_s += weight * (max(0.0, rank.step_s - rank.compute_s) - self.all_s)
+        exchange_s = rank.wait_s + rank.transfer_s + rank.codec_s
+        self.exchange_s += weight * (exchange_s - self.exchange_s)
+
+
+def combine(reports: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
+    """Returns each metric over all ranks: Σ sums / Σ counts, so each sample counts once.
+
+    Example:
+        >>> combine([{"loss": (3.0, 2.0)}, {"loss": (1.0, 2.0)}])
+        {'loss': 1.0}
+    """
+    metrics = {}
+    for name in reports[0] if reports else ():
+        total = sum(report[name][0] for report in reports)
+        count = sum(report[name][1] for report in reports)
+        if count:
+            metrics[name] = total / count
+    return metrics

@@ -1,0 +1,500 @@
+"""Session: the one handle that a notebook or a script holds."""
+
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import fields
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetkit.coordinator import Coordinator
+from hetkit.devices.busy import Claim, claim
+from hetkit.devices.fleet import Fleet, parse_fleet
+from hetkit.errors import DataError, SessionError, SettingsError
+from hetkit.launch.crew import Crew, Job
+from hetkit.launch.local import shared_nursery
+from hetkit.launch.output import OutputLog
+from hetkit.launch.payload import dump, dump_bytes
+from hetkit.plan import Plan
+from hetkit.planning.schedule import resolve_amp
+from hetkit.planning.verdict import Verdict, judge
+from hetkit.records.book import Book
+from hetkit.records.checkpoint_file import pack, unpack
+from hetkit.records.history import History
+from hetkit.records.ledger import Ledger
+from hetkit.records.status import Progress, State
+from hetkit.records.waiting import describe, follow
+from hetkit.settings import Settings
+from hetkit.task import Task
+
+if TYPE_CHECKING:
+    import torch
+
+ANSWER_TIMEOUT_S = 120.0
+
+
+class Session:
+    """Trains a task on a fleet of devices, and lets a user watch and steer it.
+
+    Making one checks everything that can be checked in this process and starts the workers' parent
+    in the background; the workers start with the first `run`. All methods return at once, except
+    `wait` and those that give something back (`model`, `save`, `call`).
+
+    Args:
+        task: What is trained.
+        devices: ``"auto"`` (default: the machine's GPUs, else its CPU), names such as
+            ``"cuda:0, cuda:1"`` or ``"cpu*2"``, devices, a fleet of `hetkit.emulate`, or
+            ``"inline"``: one rank in this very process, so that breakpoints and prints work;
+            `run` then returns when it is done.
+        global_batch: Samples in a step over all devices. Default 256.
+        seed: Seeds the weights, the order of the samples, and what is random inside a step.
+        name: What messages call the session; default: a short unique name.
+        **settings: Any other field of `hetkit.Settings`.
+
+    Raises:
+        SettingsError: A setting is out of its range, or a device lacks a precision.
+        DeviceError: There is no such device.
+        PayloadError: A part of the task cannot travel to the workers; the message names it.
+        DataError: The data is empty.
+
+    Example:
+        >>> import torch, hetkit as hk
+        >>> data = torch.randn(64, 3), torch.randn(64, 1)
+        >>> task = hk.Task(
+        ...     model=lambda: torch.nn.Linear(3, 1),
+        ...     data=data,
+        ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        ...     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        ... )
+        >>> with hk.Session(task, devices="cpu*2", global_batch=16) as session:
+        ...     session.run(epochs=2)
+        ...     session.wait()
+        ...     (session.ledger[1].last_step, session.model().weight.shape)
+        (7, torch.Size([1, 3]))
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        devices: object = "auto",
+        global_batch: int = 256,
+        seed: int = 0,
+        name: str | None = None,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(task, Task):
+            raise SettingsError(f"task must be a hetkit.Task, not {type(task).__name__}.")
+        _check_seed(seed)
+        self.dashboard: object = None
+        self._task = task
+        self._seed = seed
+        self._inline = devices == "inline"
+        self._fleet = parse_fleet(devices)
+        asked = Settings(global_batch=global_batch).change(**settings)
+        self._check(asked)
+        _check_data(task.data, "data")
+        _check_data(task.validate, "validate")
+        self._folder = Path(tempfile.mkdtemp(prefix="hetkit-"))
+        self._name = name or self._folder.name
+        try:
+            self._payload = dump(task, self._folder)
+            if not self._inline:
+                shared_nursery().preload(task.preload)
+            self._coordinator = self._make_coordinator(asked)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self._held: list[Claim] = []
+        self._worker: Any = None
+        self._lock = threading.Lock()
+        self._end = weakref.finalize(self, _end, self._coordinator, self._held, self._folder)
+
+    def _make_coordinator(self, settings: Settings) -> Coordinator:
+        fleet, folder = self._fleet, self._folder
+        labels = fleet.labels
+        history = History(labels, [device.emulated for device in fleet])
+        self._output = OutputLog()
+        job = Job(
+            devices=tuple(fleet),
+            payload=Path(self._payload.path),
+            seed=self._seed,
+            global_batch=settings.global_batch,
+            preload=self._task.preload,
+        )
+        name, nursery = self._name, None if self._inline else shared_nursery
+        return Coordinator(
+            lambda deliver: Crew(name, folder, deliver, nursery),
+            job,
+            settings,
+            Book(history, Ledger(labels)),
+            self._output,
+            folder,
+        )
+
+    # ── running ──
+
+    def run(self, epochs: int = 1) -> None:
+        """Trains ``epochs`` more epochs, from where the training stands. Returns at once.
+
+        A task whose code has changed since (an edited and reloaded module, say) gets fresh
+        workers, which go on from the present state; otherwise the workers are still warm.
+
+        Raises:
+            SessionError: The session is running, or closed.
+            SettingsError: ``epochs`` is not an int of at least 1.
+            DeviceBusyError: Another session trains on one of the devices.
+        """
+        _check_count("epochs", epochs)
+        self._prepare()
+        self._coordinator.ask(lambda: self._coordinator.run(epochs))
+        self._serve_inline()
+
+    def step(self, n: int = 1) -> None:
+        """Executes exactly ``n`` more steps and pauses there. Returns at once."""
+        _check_count("n", n)
+        if self.state in ("new", "ready", "failed"):
+            self._prepare()
+        self._coordinator.ask(lambda: self._coordinator.take_steps(n))
+        self._serve_inline()
+
+    def pause(self) -> None:
+        """Pauses: all ranks stop at the same step, at most about a second from now."""
+        self._coordinator.ask(self._coordinator.pause)
+
+    def resume(self) -> None:
+        """Goes on after a pause."""
+        self._coordinator.ask(self._coordinator.resume)
+        self._serve_inline()
+
+    def stop(self) -> None:
+        """Ends the run where all ranks stand next; the workers stay warm for another."""
+        self._coordinator.ask(self._coordinator.stop)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Waits until the run has ended, with a progress bar; an interrupt pauses the training.
+
+        Args:
+            timeout_s: How long to wait; None: as long as it takes.
+
+        Raises:
+            TimeoutError: The time ran out; the training goes on.
+            Exception: What made the training fail: a worker's exception as itself, with a note of
+                its rank, its step and the worker's traceback.
+        """
+        coordinator = self._coordinator
+        left = [timeout_s if timeout_s is not None else float("inf")]
+
+        def ended(seconds: float) -> bool:
+            seconds = min(seconds, max(0.0, left[0]))
+            left[0] -= seconds
+            return self._ended(seconds) or left[0] <= 0
+
+        try:
+            follow(lambda: coordinator.status, ended)
+        except KeyboardInterrupt:
+            if self.state in ("starting", "running", "recovering"):
+                self.pause()
+            raise
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        if not self._ended(0.0):
+            raise TimeoutError(f"still {self.state} after {timeout_s} s; the training goes on.")
+
+    def _ended(self, seconds: float) -> bool:
+        ends = ("new", "ready", "failed", "closed")
+        return self._coordinator.wait(lambda status: status.state in ends, seconds)
+
+    def close(self) -> None:
+        """Ends the workers and frees the devices. Closing twice is fine."""
+        self._end()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ── steering ──
+
+    def set(self, **changes: Any) -> None:
+        """Changes settings of the running training; each field says when it takes effect.
+
+        Args:
+            **changes: Fields of `hetkit.Settings`.
+
+        Raises:
+            SettingsError: A name or a value is wrong; nothing was changed.
+        """
+        if self.state == "closed":
+            raise SessionError("the session is closed: make a new Session.")
+        with self._lock:
+            wanted = self.settings.change(**changes)
+            self._check(wanted)
+            self._coordinator.ask(lambda: self._coordinator.change(wanted))
+
+    def _check(self, settings: Settings) -> None:
+        settings.check_ranks(len(self._fleet))
+        resolve_amp(settings, self._fleet)
+
+    @property
+    def settings(self) -> Settings:
+        """What was asked for; `applied` is what is in force."""
+        return self._coordinator.course.settings
+
+    @property
+    def applied(self) -> Settings | None:
+        """The settings in force; None before the first step."""
+        return self._coordinator.status.applied
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force; None before the first step."""
+        return self._coordinator.status.plan
+
+    # ── seeing ──
+
+    @property
+    def state(self) -> State:
+        """``new, starting, ready, running, paused, recovering, failed`` or ``closed``."""
+        return self._coordinator.status.state
+
+    @property
+    def error(self) -> BaseException | None:
+        """What made the session fail; None otherwise."""
+        return self._coordinator.status.error
+
+    @property
+    def progress(self) -> Progress:
+        """How far the training is."""
+        return self._coordinator.status.progress
+
+    @property
+    def devices(self) -> Fleet:
+        """The devices, in rank order."""
+        return self._fleet
+
+    @property
+    def history(self) -> History:
+        """What was measured, per step and rank."""
+        return self._coordinator.book.history
+
+    @property
+    def ledger(self) -> Ledger:
+        """One row per epoch."""
+        return self._coordinator.book.ledger
+
+    @property
+    def output(self) -> OutputLog:
+        """What the workers printed."""
+        return self._output
+
+    def verdict(self) -> Verdict:
+        """Compares all devices, the best subset and the fastest alone, from measured step times.
+
+        Raises:
+            SessionError: Too few steps have been measured yet.
+        """
+        models, plan = self._coordinator.balance.models(), self.plan
+        if models is None or plan is None:
+            raise SessionError("too few steps have been measured for a verdict: run() a few more.")
+        return judge(
+            self._fleet.labels,
+            models,
+            plan.global_batch,
+            micro_batches=plan.micro_batches,
+            comm_s=self._coordinator.overhead.exchange_s,
+            emulated=self._fleet.emulated,
+        )
+
+    # ── taking out ──
+
+    def model(self) -> "torch.nn.Module":
+        """Returns the trained model as it stands now, in this process, on the CPU.
+
+        Raises:
+            SessionError: There is no state yet, or the session is closed.
+        """
+        import torch
+
+        path = self._save_state()
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        finally:
+            path.unlink(missing_ok=True)
+        with torch.random.fork_rng(devices=[]):
+            made = self._task.model
+            model: torch.nn.Module = made if isinstance(made, torch.nn.Module) else made()
+        model.load_state_dict(state["model"])
+        return model
+
+    def save(self, path: str | Path) -> Path:
+        """Writes a checkpoint that `load` goes on from, on any number of devices.
+
+        Raises:
+            SessionError: There is no state yet, or the session is closed.
+        """
+        state = self._save_state()
+        try:
+            target = Path(path)
+            pack(target, state, {"seed": self._seed, "settings": _plain(self.settings)})
+        finally:
+            state.unlink(missing_ok=True)
+        return target
+
+    @classmethod
+    def load(
+        cls, path: str | Path, task: Task, *, devices: object = "auto", **settings: Any
+    ) -> "Session":
+        """Returns a session that goes on from a checkpoint, with the same data order.
+
+        Args:
+            path: What `save` wrote.
+            task: The task that was saved, or one with the same model and optimizer.
+            devices: As in `Session`; they need not be those that saved it.
+            **settings: Settings to change; the rest is the checkpoint's, where it fits.
+
+        Raises:
+            TaskError: The file is no checkpoint of ours.
+        """
+        with tempfile.TemporaryDirectory(prefix="hetkit-") as folder:
+            state, facts = unpack(Path(path), Path(folder))
+            fleet: object = devices if devices == "inline" else parse_fleet(devices)
+            world_size = len(fleet) if isinstance(fleet, Fleet) else 1
+            kept = {
+                name: value
+                for name, value in facts["settings"].items()
+                if not isinstance(value, list) or len(value) == world_size
+            }
+            session = cls(task, devices=fleet, seed=facts["seed"], **{**kept, **settings})
+            session._start_from(state)
+        return session
+
+    def call(self, function: Callable[[Any], Any], ranks: Sequence[int] | None = None) -> list[Any]:
+        """Runs ``function(worker)`` on ranks, between two steps, and returns what they return.
+
+        Args:
+            function: Gets the rank's ``rank, world_size, device, model, optimizer, step, epoch``.
+            ranks: Which ranks; None: all.
+
+        Raises:
+            SettingsError: There is no such rank.
+            SessionError: The workers do not run.
+            Exception: What the function raised.
+        """
+        world_size = len(self._fleet)
+        chosen = tuple(range(world_size)) if ranks is None else tuple(ranks)
+        for rank in chosen:
+            if rank not in range(world_size):
+                raise SettingsError(f"there is no rank {rank!r}: ranks are 0 to {world_size - 1}.")
+        if not chosen:
+            return []
+        pickled = dump_bytes(function, "function")
+        results: list[Any] = self._answer(
+            lambda future: self._coordinator.call(chosen, pickled, future)
+        )
+        return results
+
+    def _save_state(self) -> Path:
+        path = self._folder / f"state-{threading.get_ident()}.ckpt"
+        saved: Path = self._answer(lambda future: self._coordinator.save(path, future))
+        return saved
+
+    def _answer(self, ask: Callable[["Future[Any]"], None]) -> Any:
+        future: Future[Any] = Future()
+        self._coordinator.ask(lambda: ask(future))
+        if self._inline and self._worker is not None:
+            self._worker.serve(until=future.done)
+        return future.result(ANSWER_TIMEOUT_S)
+
+    # ── inside ──
+
+    def _start_from(self, state: Path) -> None:
+        kept = self._folder / "start.ckpt"
+        shutil.copyfile(state, kept)
+        self._coordinator.ask(lambda: self._coordinator.restart_with(self._payload_path, kept))
+
+    @property
+    def _payload_path(self) -> Path:
+        return Path(self._payload.path)
+
+    def _prepare(self) -> None:
+        """Claims the devices, and has a task whose code has changed get fresh workers."""
+        if self.state not in ("new", "ready", "failed"):
+            return
+        if not self._held:
+            shared = [device for device in self._fleet if device.emulated or device.kind == "cuda"]
+            self._held.append(claim(shared, self._name))
+        payload = dump(self._task, self._folder)
+        if payload.digest == self._payload.digest:
+            return
+        state = self._save_state() if self.state == "ready" else None
+        before, self._payload = self._payload, payload
+        self._coordinator.ask(lambda: self._coordinator.restart_with(self._payload_path, state))
+        before.remove()
+
+    def _serve_inline(self) -> None:
+        if not self._inline:
+            return
+        from hetkit.worker.rank import Rank
+
+        crew, coordinator = self._coordinator.crew, self._coordinator
+        coordinator.wait(lambda status: crew.link is not None, ANSWER_TIMEOUT_S)
+        if self._worker is None or self._worker.generation != crew.generation:
+            if crew.link is None:
+                return
+            self._worker = Rank(crew.link, crew.generation, 0)
+            self._worker.hello()
+        rests = ("ready", "paused", "failed", "closed")
+        try:
+            self._worker.serve(until=lambda: coordinator.status.state in rests)
+        except BaseException:
+            self._worker = None
+            coordinator.wait(lambda status: status.state == "failed", 5.0)
+            raise
+
+    def _ipython_display_(self) -> None:
+        for entry in entry_points(group="hetkit.display"):
+            entry.load()(self)
+            return
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        labels = ", ".join(self._fleet.labels)
+        return f"<hetkit.Session {self._name} on {labels}: {describe(self._coordinator.status)}>"
+
+
+def _end(coordinator: Coordinator, held: list[Claim], folder: Path) -> None:
+    coordinator.submit(coordinator.close)
+    coordinator.join(timeout_s=10.0)
+    for each in held:
+        each.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    return {f.name: getattr(settings, f.name) for f in fields(settings)}
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise SettingsError(f"{name} must be an int of at least 1, not {value!r}.")
+
+
+def _check_seed(seed: object) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise SettingsError(f"seed must be an int of at least 0, not {seed!r}.")
+
+
+def _check_data(data: Any, name: str) -> None:
+    if isinstance(data, tuple) and data and all(hasattr(part, "shape") for part in data):
+        lengths = sorted({len(part) for part in data if len(part.shape)})
+        if len(lengths) > 1:
+            raise DataError(f"the parts of {name} differ in length: {lengths}.")
+        data = data[0]
+    if hasattr(data, "__len__") and len(data) == 0:
+        raise DataError(f"{name} has no samples.")
