@@ -61,6 +61,7 @@ OnEvent = Callable[[Event], None]
 _READ_BYTES = 256 << 10
 _LAST_WORDS_BYTES = 8 << 10
 _LEAVE_S = 4.0
+_CLOSED = "the nursery is closed: take a new one by shared_nursery()."
 
 
 class Nursery:
@@ -152,7 +153,7 @@ class Nursery:
             self._listeners[start.session, start.peer] = on_event
             if self._owner != os.getpid() or not self._outbox.put(order):
                 del self._listeners[start.session, start.peer]
-                raise LaunchError("the nursery is closed: take a new one by shared_nursery().")
+                raise LaunchError(_CLOSED)
 
     def kill(self, session: str, peer: Peer | None = None) -> None:
         """Has a worker ended (SIGKILL to its process group), or all of a session's."""
@@ -272,6 +273,9 @@ class Nursery:
                 self._process.wait(_LEAVE_S)
 
     def _bury(self) -> None:
+        if self._outbox.closing:
+            self._obituary = _CLOSED
+            return
         code = self._process.returncode
         how = "is still there" if code is None else f"ended with code {code}"
         if code is not None and code < 0:
@@ -282,8 +286,6 @@ class Nursery:
             self._obituary = reason
             listeners = list(dict.fromkeys(self._listeners.values()))
             self._listeners.clear()
-        if self._outbox.closing:
-            return
         for on_event in listeners:
             _tell(on_event, NurseryLost(reason=reason))
 

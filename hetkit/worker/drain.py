@@ -11,6 +11,7 @@ import os
 READ_BYTES = 64 << 10
 HELD_BYTES = 64 << 10
 RATE_BYTES_PER_S = 256 << 10
+_PAUSE_S = 0.05  # lines printed one by one become one event, not thousands
 _LAST_READS = 32
 
 
@@ -64,6 +65,7 @@ class Drain:
         self._allowance = allowance
         self._held = bytearray()
         self._dropped_bytes = 0
+        self._next_s = 0.0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
@@ -88,8 +90,9 @@ class Drain:
 
     def pass_on(self, now_s: float) -> str:
         """Returns what may be shown now, which may be nothing."""
-        if not self._held or not self._allowance.permits(now_s):
+        if not self._held or now_s < self._next_s or not self._allowance.permits(now_s):
             return ""
+        self._next_s = now_s + _PAUSE_S
         self._allowance.spend(len(self._held), now_s)
         return self._text(final=False)
 
