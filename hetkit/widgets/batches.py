@@ -64,24 +64,20 @@ class BatchControls:
         self._report = report
         self._mirror = Mirror()
         self._shown: tuple[int, ...] = ()
-        self.mode = ipw.ToggleButtons(
+        self.mode = ipw.Dropdown(
             options=MODES,
             description="Batches",
-            tooltips=[
-                "Balanced by measured speed",
-                "The same for every device",
-                "By the sliders below",
-            ],
-            style={"button_width": "58px", "description_width": "58px"},
-            layout={"width": "270px"},
+            tooltip="Balanced by measured speed, the same for every device, or by sliders",
+            style={"description_width": "59px"},
+            layout={"width": "147px"},
         )
         self.sliders = [
             ipw.IntSlider(
                 description=device.label,
                 continuous_update=False,
                 readout=False,
-                style={"description_width": "96px"},
-                layout={"width": "300px"},
+                style={"description_width": "84px"},
+                layout={"width": "236px"},
             )
             for device in session.devices
         ]
@@ -90,13 +86,13 @@ class BatchControls:
                 description="samples",
                 tooltip=f"Samples of {device.label} in a step",
                 style={"description_width": "56px"},
-                layout={"width": "136px"},
+                layout={"width": "120px"},
             )
             for device in session.devices
         ]
-        self.shares = [ipw.Label(layout={"width": "48px"}) for _ in session.devices]
+        self.shares = [ipw.Label(layout={"width": "40px"}) for _ in session.devices]
         rows = [
-            ipw.HBox(row, layout={"margin": "0 20px 0 0"})
+            ipw.HBox(row, layout={"margin": "0"})
             for row in zip(self.sliders, self.boxes, self.shares, strict=True)
         ]
         self.manual = ipw.HBox(rows, layout={"flex_flow": "row wrap"})

@@ -186,7 +186,7 @@ class Feed:
         frame: dict[str, Any] = {
             "kind": "snapshot" if whole else "delta",
             "number": self._number,
-            "head": head(self._session, window(recent)) | {"status": self._status},
+            "head": head(self._session, window(recent, self._session.plan)) | {"status": self._status},
             "events": [event_entry(event) for event in events],
             "base": base,
             "layout": layout,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hetkit.plan import Plan
 from hetkit.records.history import Event, History, RankStep, StepRecord
 from hetkit.settings import Settings
 from hetkit.widgets.wiring import ProgressLike, SessionLike
@@ -88,12 +89,18 @@ def pack(points: Mapping[str, tuple[Array, Array]]) -> tuple[int, list[list[Any]
     return base, layout, data
 
 
-def window(records: Sequence[StepRecord]) -> Sequence[StepRecord]:
-    """Returns the newest records that make up "now"."""
+def window(records: Sequence[StepRecord], plan: Plan | None) -> Sequence[StepRecord]:
+    """Returns the newest records that make up "now".
+
+    A mean over a change of the plan would be the speed of neither, so they go back to the plan's
+    first step at most (all, while the plan has no step yet).
+    """
     if not records:
         return records
-    since = records[-1].time_s - WINDOW_S
-    return [r for r in records[:-1] if r.time_s > since] + [records[-1]]
+    newest = records[-1]
+    first = plan.first_step if plan is not None and plan.first_step <= newest.step else 0
+    since = newest.time_s - WINDOW_S
+    return [r for r in records if r.step >= first and (r.time_s > since or r is newest)]
 
 
 def head(session: SessionLike, now: Sequence[StepRecord]) -> dict[str, Any]:

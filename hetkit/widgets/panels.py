@@ -50,13 +50,11 @@ class Review:
         self._report = report
         self.tabs = ipw.ToggleButtons(
             options=("Hide", "Charts", "Ledger", "Output"),
-            description="Review",
-            style={"button_width": "68px", "description_width": "58px"},
-            layout={"width": "380px"},
+            style={"button_width": "72px"},
         )
         self.again = ipw.Button(description="Refresh", icon="refresh", layout={"width": "96px"})
         self.plot = Plot()
-        self.page = ipw.HTML()
+        self.page = ipw.HTML(layout={"overflow": "auto"})
         self.body = ipw.VBox()
         self.widget = ipw.VBox([ipw.HBox([self.tabs, self.again]), self.body])
         self.again.layout.visibility = "hidden"

@@ -10,6 +10,7 @@ const AT_WORK = ["starting", "running", "recovering"];
 const SILENCE_S = 5;
 const ACK_S = 3;
 const MOST_EVENTS = 200;
+const CARD_PX = 250;
 
 // ---- figures ---------------------------------------------------------------------------------
 
@@ -28,7 +29,14 @@ function percent(share) {
 function size(bytes) {
   if (bytes == null) return "–";
   const power = Math.min(4, Math.max(0, Math.floor(Math.log2(bytes || 1) / 10)));
-  return `${number(bytes / 1024 ** power)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+  const value = bytes / 1024 ** power;
+  return `${value.toFixed(value < 10 && power ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+
+function sizeOf(used, whole) {
+  const [a, b] = [size(used), size(whole)];
+  const unit = b.slice(-3);
+  return a.endsWith(unit) ? `${a.slice(0, -4)} / ${b}` : `${a} / ${b}`;
 }
 
 function duration(seconds) {
@@ -43,7 +51,7 @@ function duration(seconds) {
 // ---- store -----------------------------------------------------------------------------------
 
 function newStore() {
-  return { fleet: [], head: null, events: [], series: new Map(), number: 0, heardAt: 0, ackedAt: 0 };
+  return { fleet: [], head: null, events: [], series: new Map(), number: 0, heardAt: 0, steppedAt: 0, ackedAt: 0 };
 }
 
 function takeFrame(store, frame, data) {
@@ -52,6 +60,8 @@ function takeFrame(store, frame, data) {
     store.events = [];
     store.fleet = frame.fleet;
   }
+  if (store.head?.progress.step !== frame.head.progress.step) store.steppedAt = Date.now();
+  if (store.head?.state !== frame.head.state) store.steppedAt = Date.now();
   store.number = frame.number;
   store.head = frame.head;
   takeEvents(store, frame.events);
@@ -135,22 +145,22 @@ function makeHead() {
 function makeCard(device, rank) {
   const speed = node("span"), alone = node("dd"), batch = node("dd"), memory = node("dd"), amp = node("dd");
   const used = bar();
-  const name = node("div", "hk-name", node("span", "", device.label));
   const entry = (label, value) => [node("dt", "", label), value];
-  const element = tint(node("div", "hk-card", name,
-    node("div", "hk-speed", speed, node("span", "hk-unit", " samples/s")),
-    node("dl", "", ...entry("computes", alone), ...entry("batch", batch),
+  const rate = node("div", "hk-speed", speed, node("div", "hk-unit", "samples/s"));
+  const element = tint(node("div", "hk-card",
+    node("div", "", node("div", "hk-name", device.label), rate),
+    node("dl", "", ...entry("compute", alone), ...entry("batch", batch),
       ...entry("precision", amp), ...entry("memory", memory)),
     used.element), `device-${rank % 6}`);
   alone.title = "Samples per second of its own compute, waiting and transfer left out";
   const update = (figures, working, whole) => {
     setText(speed, number(figures.samples_per_s));
-    speed.parentElement.classList.toggle("hk-idle", !working);
+    rate.classList.toggle("hk-idle", !working);
     setText(alone, `${number(figures.pace)} /s`);
     const share = whole ? ` (${percent(figures.batch / whole)})` : "";
     setText(batch, figures.batch == null ? "–" : number(figures.batch) + share);
     setText(amp, figures.amp === "off" ? "fp32" : figures.amp ?? "–");
-    setText(memory, `${size(figures.memory_bytes)} / ${size(device.memory_bytes)}`);
+    setText(memory, sizeOf(figures.memory_bytes, device.memory_bytes));
     const known = figures.memory_bytes != null && device.memory_bytes;
     used.set(known ? figures.memory_bytes / device.memory_bytes : 0);
   };
@@ -163,6 +173,8 @@ function makeCards(fleet) {
   const update = ({ head }) => {
     const whole = head.devices.reduce((sum, figures) => sum + (figures.batch ?? 0), 0);
     const working = AT_WORK.includes(head.state);
+    const rows = Math.ceil(cards.length / Math.max(1, Math.floor(element.clientWidth / CARD_PX)));
+    element.style.setProperty("--hk-columns", Math.ceil(cards.length / rows));
     cards.forEach((card, rank) => card.update(head.devices[rank], working, whole));
   };
   return { element, update };
@@ -202,18 +214,20 @@ function updateSplit(row, figures, longest) {
 function makeStatus() {
   const element = node("div", "hk-status");
   const entry = (text, kind = "") => node("span", kind, text);
-  const update = ({ head, heardAt }) => {
-    const silent = (Date.now() - heardAt) / 1e3;
+  const update = ({ head, heardAt, steppedAt }) => {
+    const [silent, still] = [heardAt, steppedAt].map((at) => Math.floor((Date.now() - at) / 1e3));
     const entries = head.error ? [entry(head.error, "hk-bad")] : [];
     if (head.status) entries.push(entry(head.status, "hk-bad"));
     for (const { name, requested, applied, effect } of head.pending) {
-      entries.push(entry(`${name}: requested ${requested}, in force ${applied} (from ${effect})`, "hk-warn"));
+      entries.push(entry(`requested ${name} ${requested}, now ${applied}, from ${effect}`, "hk-warn"));
     }
     if (AT_WORK.includes(head.state)) {
       const late = silent >= SILENCE_S;
-      const text = `last update ${Math.floor(silent)} s ago`;
+      const text = `last update ${silent} s ago`;
       entries.push(entry(late ? `${text}: is the kernel alive?` : text, late ? "hk-warn" : ""));
     }
+    const slow = Math.max(SILENCE_S, 5 * Math.max(...head.devices.map((f) => f.step_s ?? 0)));
+    if (head.state === "running" && still > slow) entries.push(entry(`no step for ${still} s`, "hk-warn"));
     element.replaceChildren(...entries);
   };
   return { element, update };

@@ -215,7 +215,9 @@ class Notebook:
             "(theme) => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", name
         )
         light = "false" if "Dark" in name else "true"
-        self.page.wait_for_selector(f"body[data-jp-theme-light='{light}']", timeout=1e3 * LIMIT_S)
+        self.page.wait_for_selector(
+            f"body[data-jp-theme-light='{light}']", state="attached", timeout=1e3 * LIMIT_S
+        )
 
     def button(self, text: str) -> Locator:
         # By its text: the accessible name also holds the icon's glyph.

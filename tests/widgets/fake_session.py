@@ -164,16 +164,14 @@ class FakeSession:
             self.state = "ready"
 
     def _begin(self) -> None:
+        new_epoch = self._step % EPOCH_STEPS == 0
         applied = self.applied or self.settings
-        if self._step % EPOCH_STEPS == 0:
-            applied = self.settings
-        else:
-            applied = applied.change(batches=self.settings.batches)
-        if applied != self.applied or self.plan is None:
-            if self.applied is not None:
-                self._mark("settings", f"amp {applied.amp}, batches {applied.batches}")
-            self.applied = applied
+        applied = self.settings if new_epoch else applied.change(batches=self.settings.batches)
+        if self.applied is not None and applied != self.applied:
+            self._mark("settings", f"amp {applied.amp}, batches {applied.batches}")
+        if new_epoch or applied != self.applied:
             self.plan = self._make_plan(applied)
+        self.applied = applied
 
     def _make_plan(self, settings: Settings) -> Plan:
         weights = {
