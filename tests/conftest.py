@@ -107,6 +107,15 @@ def _nursery_pid() -> int | None:
     return nursery.pid if nursery is not None else None
 
 
+def _nursery_is_new() -> bool:
+    """Whether the shared nursery is so young that its thread may still be opening its selector."""
+    pid = _nursery_pid()
+    try:
+        return pid is not None and time.time() - psutil.Process(pid).create_time() < GRACE_S
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _zmq_context() -> int | None:
     zmq = sys.modules.get("zmq")
     return id(zmq.Context._instance) if zmq is not None and zmq.Context._instance else None
@@ -164,7 +173,7 @@ def left_handles(before: Census, excused: set[int]) -> list[str]:
         return []
     now = {fd: target for fd, target in _handles().items() if fd not in excused}
     new = Counter(now.values()) - Counter(before.handles.values())
-    if _zmq_context() != before.zmq_context:
+    if new and (_zmq_context() != before.zmq_context or _nursery_is_new()):
         new = Counter({k: n for k, n in new.items() if not k.startswith("anon_inode:")})
     return sorted(new.elements())
 

@@ -60,7 +60,7 @@ FOUND = {
 
 def test_the_guard_finds_what_leaks_and_nothing_else(tmp_path: Path) -> None:
     conftest = Path(__file__).with_name("conftest.py").read_text()
-    (tmp_path / "conftest.py").write_text(re.sub(r"GRACE_S = .*", "GRACE_S = 1.0", conftest))
+    (tmp_path / "conftest.py").write_text(re.sub(r"GRACE_S = .*", "GRACE_S = 1.5", conftest))
     (tmp_path / "test_leaky.py").write_text(LEAKY)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull]
     run = subprocess.run(
