@@ -6,6 +6,7 @@ reason, every worker reads its end there and ends its own process group, DataLoa
 
 import contextlib
 import faulthandler
+import fcntl
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from hetkit.launch.orders import WorkerStart
+
+_F_SETSIG = 10  # asm-generic/fcntl.h; the module fcntl does not name it
 
 
 def become_worker(
@@ -76,6 +79,17 @@ def _take_streams(stdout: int, stderr: int) -> None:
 
 
 def _watch(life: int) -> None:
+    """Ends this process's group when the nursery is gone: by a thread, and by the OS.
+
+    The thread needs the interpreter's lock, which an extension may hold; the OS needs nothing, but
+    signals only a death that comes after it was asked (``fcntl(2)``, F_SETSIG). Opened anew, since
+    whom to signal belongs to an open file, which all workers would share.
+    """
+    own = os.open(f"/proc/self/fd/{life}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+
     def wait() -> None:
         while os.read(life, 1):
             continue

@@ -58,11 +58,6 @@ def fork_family(start):
     time.sleep(600)
 
 
-def stopped(start):
-    print("up", flush=True)
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def flood(start):
     line = "x" * 99 + "\n"
     for _ in range(200_000):  # 20 MB
@@ -124,3 +119,39 @@ def burn(start):
     print("up", flush=True)
     while True:
         pass
+
+
+def stopped_in_time(start):
+    print("up", flush=True)
+    time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def endless_flood(start):
+    while True:
+        sys.stdout.write("x" * 1000 + "\n")
+
+
+def slow_flood(start):
+    for _ in range(30):
+        sys.stdout.write(("x" * 99 + "\n") * 2000)
+        time.sleep(0.05)
+    print("the flood's end")
+
+
+def deaf(start):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    print("up", flush=True)
+    while True:
+        time.sleep(1)
+
+
+def hog(start):
+    """Holds the interpreter's lock, so that no other thread of the worker runs."""
+    import ctypes
+
+    child = subprocess.Popen(["sleep", "600"])
+    print("child", child.pid, flush=True)
+    time.sleep(0.1)
+    ctypes.PyDLL(None).sleep(600)
