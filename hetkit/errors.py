@@ -12,6 +12,7 @@ Every message says what was given, what is allowed and how to mend it::
     │   ├── DataError                   the data is empty or has no length
     │   └── LossError                   the loss is not a scalar, or not finite
     ├── SessionError (RuntimeError)     the call does not fit the session's state
+    ├── MissingExtraError (ImportError) an optional dependency is not installed
     ├── LaunchError (RuntimeError)      workers could not be started in time
     │   └── ProtocolError               a message is not one of ours, or of another version
     └── WorkerError (RuntimeError)      something went wrong inside a worker
@@ -70,6 +71,10 @@ class LossError(TaskError):
 
 class SessionError(HetkitError, RuntimeError):
     """The call does not fit the session's state."""
+
+
+class MissingExtraError(HetkitError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
 
 
 class LaunchError(HetkitError, RuntimeError):

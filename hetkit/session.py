@@ -195,7 +195,7 @@ class Session:
             return self._ended(seconds) or left[0] <= 0
 
         try:
-            follow(lambda: coordinator.status, ended)
+            follow(lambda: coordinator.status, self.history, ended)
         except KeyboardInterrupt:
             if self.state in ("starting", "running", "recovering"):
                 self.pause()

@@ -74,6 +74,8 @@ class Crew:
         self._deliver = deliver
         self._job: Job | None = None
         self._ready: dict[int, m.Ready] = {}
+        self._here: set[int] = set()
+        self._where: m.Rendezvous | None = None
         self._zmq_hub: ZmqHub | None = None
         self._hub: Hub | None = None
 
@@ -82,6 +84,8 @@ class Crew:
         self.generation += 1
         self._job = job
         self._ready = {}
+        self._here = set()
+        self._where = None
         if self._nursery is None:
             self._start_inline()
             return
@@ -115,10 +119,17 @@ class Crew:
                         f"rank {message.rank} speaks version {message.protocol} of hetkit's "
                         f"messages, this is version {m.PROTOCOL}: install the same hetkit."
                     )
+                self._here.add(peer.rank)
                 self._send(peer.rank, self._join(peer.rank))
+                if self._where is not None:
+                    self._send(peer.rank, self._where)
             case m.StoreReady(port=port):
+                # Whoever has not connected yet is told after its Join: a hub reaches only the
+                # connected.
                 where = m.Rendezvous(generation=self.generation, host="127.0.0.1", port=port)
-                self.tell(where)
+                self._where = where
+                for rank in self._here:
+                    self._send(rank, where)
             case m.Ready():
                 self._ready[message.rank] = message
                 if len(self._ready) == len(self._devices()):

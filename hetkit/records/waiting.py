@@ -1,32 +1,40 @@
-"""The progress bar of ``session.wait()``: rich in a terminal, one line in a notebook."""
+"""What ``session.wait()`` shows: a live table in a terminal, one line in a notebook."""
 
 import sys
 from collections.abc import Callable
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from hetkit.records.report import format_rate, format_seconds
+from hetkit.records.history import History
+from hetkit.records.report import dash, format_bytes, format_rate, format_seconds
 from hetkit.records.status import Status
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 REFRESH_S = 0.25
 
+Ended = Callable[[float], bool]
+"""Waits for the run's end for some seconds at most; returns whether it has ended."""
+
 
 def follow(
-    status: Callable[[], Status], wait: Callable[[float], bool], stream: TextIO | None = None
+    status: Callable[[], Status], history: History, ended: Ended, stream: TextIO | None = None
 ) -> None:
-    """Shows the progress until ``wait`` says that the run has ended.
+    """Shows how the training goes until the run has ended.
 
     Args:
         status: Returns where the session stands.
-        wait: Waits for the run's end for some seconds; returns True when it has ended.
+        history: What was measured.
+        ended: Waits for the end.
         stream: Where to; default: standard error. Neither a terminal nor a notebook: silent.
     """
     stream = stream or sys.stderr
     if stream.isatty():
-        _in_terminal(status, wait, stream)
+        _in_terminal(status, history, ended, stream)
     elif "ipykernel" in sys.modules:
-        _in_notebook(status, wait, stream)
+        _in_notebook(status, ended, stream)
     else:
-        while not wait(REFRESH_S):
+        while not ended(REFRESH_S):
             pass
 
 
@@ -51,32 +59,50 @@ def describe(status: Status) -> str:
 
 
 def _in_terminal(
-    status: Callable[[], Status], wait: Callable[[float], bool], stream: TextIO
+    status: Callable[[], Status], history: History, ended: Ended, stream: TextIO
 ) -> None:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.live import Live
 
-    columns = (
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.description}"),
-    )
     console = Console(file=stream, force_jupyter=False)
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        ended = False
-        while not ended:
-            ended = wait(REFRESH_S)
-            bar.update(task, completed=status().progress.done, description=describe(status()))
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+        over = False
+        while not over:
+            over = ended(REFRESH_S)
+            live.update(_live_view(status(), history), refresh=True)
 
 
-def _in_notebook(
-    status: Callable[[], Status], wait: Callable[[float], bool], stream: TextIO
-) -> None:
+def _live_view(status: Status, history: History) -> "RenderableType":
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    bar = ProgressBar(total=1.0, completed=status.progress.done, width=60)
+    table = Table(box=None, pad_edge=False)
+    for title in ("device", "batch", "samples/s", "compute", "wait", "transfer", "memory"):
+        table.add_column(title, justify="left" if title == "device" else "right")
+    latest = history.latest
+    for rank, label in enumerate(history.labels):
+        name = f"{label} (emulated)" if history.emulated[rank] else label
+        if latest is None:
+            table.add_row(name, *("–",) * 6)
+            continue
+        step = latest.ranks[rank]
+        table.add_row(
+            name,
+            str(step.batch),
+            f"{step.samples_per_s:,.0f}",
+            *(format_seconds(part) for part in (step.compute_s, step.wait_s, step.transfer_s)),
+            dash(step.memory_bytes, format_bytes),
+        )
+    return Group(bar, describe(status), table)
+
+
+def _in_notebook(status: Callable[[], Status], ended: Ended, stream: TextIO) -> None:
     width = 0
-    ended = False
-    while not ended:
-        ended = wait(2 * REFRESH_S)
+    over = False
+    while not over:
+        over = ended(2 * REFRESH_S)
         line = describe(status())
         stream.write("\r" + line.ljust(width))
         stream.flush()
