@@ -5,6 +5,8 @@ from typing import Any
 
 import ipywidgets as ipw
 
+from hetkit.settings import Settings
+from hetkit.widgets.controls import effect_note, effect_text
 from hetkit.widgets.wiring import Mirror, Report, SessionLike, attempt, weakly
 
 MODES = ("auto", "even", "manual")
@@ -95,6 +97,8 @@ class BatchControls:
             ipw.HBox(row, layout={"margin": "0"})
             for row in zip(self.sliders, self.boxes, self.shares, strict=True)
         ]
+        self._note = effect_note()
+        self.widget = ipw.VBox([self.mode, self._note], layout={"margin": "0 8px 0 0"})
         self.manual = ipw.HBox(rows, layout={"flex_flow": "row wrap"})
         self.refresh()
         self.mode.observe(weakly(self._choose), "value")
@@ -127,6 +131,10 @@ class BatchControls:
                     control.max = total
                     control.value = batch
                 self.shares[rank].value = f"{batch / total:.0%}"
+        requested, applied = self._session.settings, self._session.applied
+        effect = Settings.__dataclass_fields__["batches"].metadata["effect"]
+        in_force = (applied or requested).batches
+        self._note.value = effect_text(effect, requested.batches, in_force)
 
     @property
     def _asked_mode(self) -> str:

@@ -10,7 +10,7 @@ from IPython import get_ipython
 from IPython.display import display
 
 from hetkit.widgets.batches import BatchControls
-from hetkit.widgets.controls import Transport, effect_note, effect_text, settings_choices
+from hetkit.widgets.controls import Transport, settings_choices
 from hetkit.widgets.feed import Feed
 from hetkit.widgets.panels import Review
 from hetkit.widgets.strip import Strip
@@ -70,16 +70,13 @@ class Dashboard:
         self._cells = CellWatch(get_ipython())
         self.feed = Feed(session, self._cells, on_tick=weakly(self._refresh), period_s=period_s)
         say = self.feed.say
-        self._session = session
         self.transport = Transport(session, say)
         self.batches = BatchControls(session, say)
         self.choices = settings_choices(session, say)
         self.strip = Strip(self.feed.snapshot, self.feed.receive)
         self.review = Review(session, say)
-        self._batches_note = effect_note()
-        batches = ipw.VBox([self.batches.mode, self._batches_note], layout={"margin": "0 8px 0 0"})
         settings = ipw.HBox(
-            [batches, *(choice.widget for choice in self.choices)],
+            [self.batches.widget, *(choice.widget for choice in self.choices)],
             layout={"flex_flow": "row wrap"},
         )
         self.widget = ipw.VBox(
@@ -90,10 +87,16 @@ class Dashboard:
         self._end = weakref.finalize(self, self._cells.close)
         self.feed.start(self.strip.send)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return not self._end.alive
+
     def close(self) -> None:
         """Ends the updates and takes the widgets out of the notebook. Closing twice is fine."""
         self.feed.stop()
         self._end()
+        self.review.close()
         _close_tree(self.widget)
 
     def _refresh(self) -> None:
@@ -101,9 +104,6 @@ class Dashboard:
         self.batches.refresh()
         for choice in self.choices:
             choice.refresh()
-        requested, applied = self._session.settings, self._session.applied
-        in_force = (applied or requested).batches
-        self._batches_note.value = effect_text("next grant", requested.batches, in_force)
 
     def _ipython_display_(self) -> None:
         display(self.widget)  # type: ignore[no-untyped-call]
@@ -122,7 +122,7 @@ def show(session: SessionLike) -> Dashboard:
         The session's one dashboard.
     """
     dashboard = getattr(session, "dashboard", None)
-    if not isinstance(dashboard, Dashboard):
+    if not isinstance(dashboard, Dashboard) or dashboard.closed:
         dashboard = Dashboard(session)
         session.dashboard = dashboard
     display(dashboard.widget)  # type: ignore[no-untyped-call]
@@ -130,6 +130,9 @@ def show(session: SessionLike) -> Dashboard:
 
 
 def _close_tree(widget: Any) -> None:
+    # A widget's layout and style are widgets of their own, which its close() leaves open.
     for child in getattr(widget, "children", ()):
         _close_tree(child)
-    widget.close()
+    for part in (widget, widget.layout, getattr(widget, "style", None)):
+        if part is not None:
+            part.close()

@@ -69,6 +69,7 @@ class Feed:
         cells: Tells when a cell runs.
         on_tick: Called before each message, to bring the controls up to date.
         period_s: Seconds between two messages while somebody looks. Default 0.5.
+        clock: Returns seconds; the monotonic clock by default.
     """
 
     def __init__(
@@ -78,11 +79,13 @@ class Feed:
         *,
         on_tick: Callable[[], None] = lambda: None,
         period_s: float = PERIOD_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
         self._cells = cells
         self._on_tick = on_tick
         self._period_s = period_s
+        self._clock = clock
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._send: Send | None = None
@@ -115,7 +118,7 @@ class Feed:
         with self._lock:
             self._unheard_since = None
             if content.get("kind") == "resync":
-                self._post(self._frame(whole=True)[0], time.monotonic())
+                self._post(self._frame(whole=True)[0], self._clock())
 
     def snapshot(self) -> dict[str, Any]:
         """Returns everything so far; ipywidgets asks for it when a page (re)attaches."""
@@ -131,9 +134,7 @@ class Feed:
 
     def push(self) -> None:
         """Sends what is new at once, for a control that was just used."""
-        self._on_tick()
-        with self._lock:
-            self._advance(time.monotonic(), at_once=True)
+        self._update(at_once=True)
 
     def tick(self) -> bool:
         """Sends what is new if a message is due.
@@ -142,17 +143,20 @@ class Feed:
             Whether there may be more to send later.
         """
         closed = self._session.state == "closed"
+        self._update(at_once=closed)
+        return not closed
+
+    def _update(self, *, at_once: bool) -> None:
         try:
             self._on_tick()
             with self._lock:
-                self._advance(time.monotonic(), at_once=closed)
+                self._advance(self._clock(), at_once=at_once)
         except Exception as error:
             # The thread outlives a bad tick: the next may work, and until then the reason is shown.
             fault = f"The dashboard could not be brought up to date: {describe_error(error)}"
             if fault != self._status:
                 _logger.exception("the dashboard could not be brought up to date")
             self._status = fault
-        return not closed
 
     def _advance(self, now: float, *, at_once: bool) -> None:
         since = now - self._sent_at
@@ -186,7 +190,8 @@ class Feed:
         frame: dict[str, Any] = {
             "kind": "snapshot" if whole else "delta",
             "number": self._number,
-            "head": head(self._session, window(recent, self._session.plan)) | {"status": self._status},
+            "head": head(self._session, window(recent, self._session.plan))
+            | {"status": self._status},
             "events": [event_entry(event) for event in events],
             "base": base,
             "layout": layout,

@@ -61,6 +61,10 @@ class Review:
         self.tabs.observe(weakly(self._choose), "value")
         self.again.on_click(weakly(self._choose))
 
+    def close(self) -> None:
+        """Puts both panels into the page, so that whoever closes the page closes them too."""
+        self.body.children = (self.plot, self.page)
+
     def _choose(self, _: object) -> None:
         chosen = self.tabs.value
         self.again.layout.visibility = "hidden" if chosen == "Hide" else "visible"

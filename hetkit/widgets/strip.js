@@ -308,7 +308,6 @@ function readTheme(root) {
 function mountView(store, el) {
   const root = node("section", "hetkit-strip");
   root.setAttribute("role", "region");
-  root.setAttribute("aria-label", "hetkit live training");
   el.append(root);
   let parts = [], shownFleet = null, theme = null, asked = false, seen = true;
   const draw = () => {
@@ -317,6 +316,8 @@ function mountView(store, el) {
     theme ??= readTheme(root);
     if (shownFleet !== store.fleet) {
       shownFleet = store.fleet;
+      const emulated = shownFleet.some((device) => device.emulated) ? ", emulated devices" : "";
+      root.setAttribute("aria-label", `hetkit live training${emulated}`);
       parts = [makeHead(), makeStatus(), makeCards(shownFleet), makeSplits(shownFleet), makeCharts(store, redraw), makeTable(shownFleet)];
       root.replaceChildren(...parts.map((part) => part.element));
     }
