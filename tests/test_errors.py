@@ -18,7 +18,7 @@ def drawn_tree() -> dict[str, tuple[str, str | None]]:
     found: dict[str, tuple[str, str | None]] = {}
     path: list[str] = []
     for line in (errors.__doc__ or "").splitlines():
-        drawn = re.match(r"^    ([│ ├└─]*)(\w+)(?: \((\w+)\))?(?: {2,}\S|$)", line)
+        drawn = re.match(r"^    ([│ ├└─]*)(\w+)(?: \((\w+)\))?(?: +\S|$)", line)
         if drawn is None:
             continue
         depth = len(drawn[1]) // 4
