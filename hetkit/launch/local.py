@@ -100,11 +100,11 @@ class Nursery:
         self._last_words = bytearray()
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
+        self._selector = selectors.DefaultSelector()
         try:
             self._process = _start(python or sys.executable, theirs)
         except OSError as error:
-            self._socket.close()
-            self._outbox.close()
+            self._close_handles()
             raise LaunchError(
                 f"the Python interpreter {python or sys.executable!r} cannot be started: {error}"
             ) from error
@@ -175,43 +175,42 @@ class Nursery:
         errors = self._process.stdout
         if errors is None:
             raise LaunchError("the nursery was started without a pipe for its errors.")
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
-            selector.register(self._outbox, selectors.EVENT_READ)
-            selector.register(errors, selectors.EVENT_READ)
-            try:
-                while self._turn(selector, errors.fileno()):
-                    continue
-            except (OSError, ProtocolError) as error:
-                log.warning("the nursery's stream broke: %s", error)
+        os.set_blocking(errors.fileno(), False)
+        for source in (self._socket, self._outbox, errors):
+            self._selector.register(source, selectors.EVENT_READ)
+        try:
+            while self._turn(errors.fileno()):
+                continue
+        except (OSError, ProtocolError) as error:
+            log.warning("the nursery's stream broke: %s", error)
         self._socket.close()
         self._end()
         self._hear(errors.fileno())
         errors.close()
         self._bury()
-        self._outbox.close()
+        self._close_handles()
 
-    def _turn(self, selector: selectors.BaseSelector, errors: int) -> bool:
+    def _turn(self, errors: int) -> bool:
         """Handles what is ready; returns False at the stream's end."""
         going_on = True
-        limit_s = _LEAVE_S if self._outbox.closing else None
-        ready = selector.select(limit_s)
-        if not ready and self._outbox.closing:
+        closing = self._outbox.closing
+        ready = self._selector.select(_LEAVE_S if closing else None)
+        if not ready and closing:
             return False
         for key, events in ready:
             if key.fileobj is self._outbox:
                 self._unsent.extend(self._outbox.drain())
-                self._send(selector)
+                self._send()
             elif key.fileobj is self._socket:
                 if events & selectors.EVENT_WRITE:
-                    self._send(selector)
+                    self._send()
                 if events & selectors.EVENT_READ:
                     going_on = self._receive()
             elif not self._hear(errors):
-                selector.unregister(key.fileobj)
+                self._selector.unregister(key.fileobj)
         return going_on
 
-    def _send(self, selector: selectors.BaseSelector) -> None:
+    def _send(self) -> None:
         if self._outbox.closing:
             self._unsent.clear()
             with contextlib.suppress(OSError):
@@ -227,7 +226,7 @@ class Nursery:
         except OSError:  # it has died: the reading side finds out, with all that it still said
             self._unsent.clear()
         writing = selectors.EVENT_WRITE if self._unsent else 0
-        selector.modify(self._socket, selectors.EVENT_READ | writing)
+        self._selector.modify(self._socket, selectors.EVENT_READ | writing)
 
     def _receive(self) -> bool:
         try:
@@ -240,7 +239,6 @@ class Nursery:
 
     def _hear(self, errors: int) -> bool:
         """Takes in what the nursery itself printed; returns False when it has closed its end."""
-        os.set_blocking(errors, False)
         try:
             data = os.read(errors, _READ_BYTES)
         except BlockingIOError:
@@ -262,6 +260,11 @@ class Nursery:
                 self._listeners.pop(key, None)
         if on_event is not None:
             _tell(on_event, event)
+
+    def _close_handles(self) -> None:
+        self._selector.close()
+        self._socket.close()
+        self._outbox.close()
 
     def _end(self) -> None:
         """Waits for the process, whose stream has ended, and ends it if it will not go."""

@@ -92,6 +92,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, types.ModuleType) and obj.__name__ in self._modules:
             self.whole_modules.add(obj.__name__)
             return reduce_module(obj)
+        if isinstance(obj, BaseException) and _has_own_init(kind):
+            return _remade, (kind, obj.args), vars(obj) or None
         return super().reducer_override(obj)
 
     def _take_out_of_band(self, buffer: pickle.PickleBuffer) -> bool:
@@ -145,6 +147,16 @@ class _Nowhere(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         return len(data)
+
+
+def _has_own_init(kind: type[BaseException]) -> bool:
+    own_init = isinstance(kind.__init__, types.FunctionType)
+    return own_init and kind.__reduce__ is BaseException.__reduce__
+
+
+def _remade(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
+    """Makes an exception without its ``__init__``, which may want more than its ``args``."""
+    return kind.__new__(kind, *arguments)
 
 
 def _can_pickle(thing: object, modules: Modules) -> bool:

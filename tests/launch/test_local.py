@@ -67,7 +67,9 @@ def test_a_worker_holds_nothing_of_others(crew):
     crew.await_event(Exited, peer)
     fds = json.loads(crew.text(peer))["fds"]
     assert [link for link in fds if "socket" in link or "eventpoll" in link] == []
-    assert len([link for link in fds if "pipe" in link]) == 4  # its two streams and the life pipe, twice
+    assert (
+        len([link for link in fds if "pipe" in link]) == 4
+    )  # its two streams and the life pipe, twice
 
 
 def test_keys_are_neither_in_a_command_line_nor_in_an_environment(crew):

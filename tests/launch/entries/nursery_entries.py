@@ -155,3 +155,40 @@ def hog(start):
     print("child", child.pid, flush=True)
     time.sleep(0.1)
     ctypes.PyDLL(None).sleep(600)
+
+
+def share(start):
+    """Reads all of a payload's data and tells what its map costs, once all workers have it."""
+    from hetkit.launch.payload import load
+
+    task = load(os.environ["HETKIT_TEST_PAYLOAD"])
+    good = task["array"].sum() == task["array"].size
+    good = good and task["tensor"].sum().item() == task["tensor"].numel()
+    meet(start, "read")
+    pss = map_pss_bytes(".arrays")
+    meet(start, "measured")
+    task["array"][0] = start.peer.rank
+    meet(start, "written")
+    good = good and task["array"][0] == start.peer.rank
+    print("good" if good else "bad", pss)
+
+
+def meet(start, place):
+    """Waits until all workers have come to the same place."""
+    Path(start.folder, f"{place}-{start.peer.rank}").touch()
+    deadline = time.monotonic() + 60
+    while len(list(Path(start.folder).glob(f"{place}-*"))) < int(os.environ["HETKIT_TEST_WORKERS"]):
+        if time.monotonic() > deadline:
+            raise TimeoutError(place)
+        time.sleep(0.01)
+
+
+def map_pss_bytes(suffix):
+    """Returns this process's proportional share of the files whose name ends so."""
+    total, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            ours = line.endswith(suffix)
+        elif ours and line.startswith("Pss:"):
+            total += int(line.split()[1]) * 1024
+    return total
