@@ -11,10 +11,9 @@ handled one after the other, so there is nothing to lock. What to tell the ranks
 """
 
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,8 @@ from hetkit.launch import messages as m
 from hetkit.launch.calls import Calls
 from hetkit.launch.channel import Peer
 from hetkit.launch.crew import Crew, Incoming, Job
-from hetkit.launch.failures import first_cause, revive
+from hetkit.launch.failures import Failures, revive
+from hetkit.launch.mailbox import Command, Mailbox
 from hetkit.launch.orders import Exited, NurseryLost, Output
 from hetkit.launch.output import OutputLog
 from hetkit.planning.balance import Balance
@@ -34,6 +34,7 @@ from hetkit.planning.course import Course, FinishEpoch, GrantUntil, NewPlan
 from hetkit.planning.memory import MemoryModel, largest_micro_batch
 from hetkit.planning.schedule import Position, epoch_steps
 from hetkit.planning.step_time import Observation
+from hetkit.records.board import Board
 from hetkit.records.book import Book, Overhead
 from hetkit.records.status import Progress, State, Status
 from hetkit.records.steps import StepRecord
@@ -42,9 +43,6 @@ from hetkit.settings import Settings
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
-COLLECT_S = 0.3
-"""How long reports are collected after the first failure: the victim often speaks first."""
-
 LEAVE_S = 2.0
 MOST_RECOVERIES = 3
 """Deaths without a finished epoch in between before the session gives up."""
@@ -72,7 +70,9 @@ class Coordinator:
         folder: Path,
     ) -> None:
         self.book = book
-        self.crew = make_crew(self._deliver)
+        self._mailbox = Mailbox[Incoming](closed="the session is closed: make a new Session.")
+        self._board = Board()
+        self.crew = make_crew(self._mailbox.put)
         self.course = Course(job.devices, settings)
         self.balance = Balance()
         self.overhead = Overhead()
@@ -80,13 +80,9 @@ class Coordinator:
         self._output = output
         self._folder = folder
         self._calls = Calls()
-        self._inbox: queue.SimpleQueue[Incoming | Callable[[], None]] = queue.SimpleQueue()
-        self._status = Status()
-        self._changed = threading.Condition()
         self._reports: dict[int, m.EpochReport] = {}
-        self._failures: dict[int, m.Failed] = {}
-        self._deaths: dict[int, str] = {}
-        self._deadline: tuple[float, Callable[[], None]] | None = None
+        self._failures = Failures()
+        self._start_by: float | None = None
         self._alive: set[Peer] = set()
         self._recoveries = 0
         self._predicted_s: float | None = None
@@ -98,57 +94,42 @@ class Coordinator:
     @property
     def status(self) -> Status:
         """Where the session stands."""
-        return self._status
+        return self._board.status
 
     def submit(self, command: Callable[[], None]) -> None:
         """Has ``command`` executed by the coordinator's thread; returns at once."""
-        self._inbox.put(command)
+        self._mailbox.put(Command(command))
 
     def ask(self, command: Callable[[], None], timeout_s: float = 10.0) -> None:
         """Has ``command`` executed and waits for it; raises what it raises."""
-        future: Future[None] = Future()
-
-        def run() -> None:
-            try:
-                command()
-                future.set_result(None)
-            except HetkitError as error:
-                future.set_exception(error)
-
-        self.submit(run)
-        future.result(timeout_s)
+        self._mailbox.ask(command, timeout_s)
 
     def wait(self, until: Callable[[Status], bool], timeout_s: float | None) -> bool:
         """Waits until the status satisfies ``until``; returns False when time runs out."""
-        with self._changed:
-            return self._changed.wait_for(lambda: until(self._status), timeout_s)
+        return self._board.wait(until, timeout_s)
 
     def join(self, timeout_s: float) -> None:
         """Waits for the thread's end, after `close`."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
-    def _deliver(self, incoming: Incoming) -> None:
-        self._inbox.put(incoming)
-
     # ── the thread ──
 
     def _main(self) -> None:
-        while self._status.state != "closed":
-            try:
-                item = self._inbox.get(timeout=0.1)
-            except queue.Empty:
-                item = None
+        while self.status.state != "closed":
+            item = self._mailbox.take(0.1)
             try:
                 self._handle(item)
+                self._look_at_the_clock()
             except Exception as error:
                 log.exception("the coordinator failed")
                 self._fail(error)
+        self._mailbox.close()
 
-    def _handle(self, item: Incoming | Callable[[], None] | None) -> None:
+    def _handle(self, item: Incoming | Command | None) -> None:
         match item:
-            case None:
-                pass
+            case Command():
+                item.execute()
             case (peer, message):
                 if peer.generation == self.crew.generation:
                     self._hear(peer, message)
@@ -158,12 +139,13 @@ class Coordinator:
                 self._on_exit(item)
             case NurseryLost(reason=reason):
                 self._on_lost_nursery(reason)
-            case _ if callable(item):
-                item()
-        if self._deadline is not None and time.monotonic() >= self._deadline[0]:
-            act = self._deadline[1]
-            self._deadline = None
-            act()
+
+    def _look_at_the_clock(self) -> None:
+        if self._failures.due():
+            self._failures.settle()
+            self._on_failure()
+        elif self._start_by is not None and time.monotonic() >= self._start_by:
+            self._on_start_timeout()
 
     # ── commands ──
 
@@ -216,7 +198,7 @@ class Coordinator:
         """The next run starts fresh workers, which go on from ``snapshot``; None: the last one."""
         self._require("new", "ready", "failed")
         self._job = replace(self._job, payload=payload, snapshot=snapshot or self._job.snapshot)
-        if self._status.state == "ready":
+        if self.status.state == "ready":
             self._kill()
             self._set("new")
 
@@ -235,31 +217,34 @@ class Coordinator:
 
     def close(self) -> None:
         """Ends the workers, in good order where they stand, and then the thread."""
-        if self._status.state == "closed":
-            return
-        self._calls.fail_all(SessionError("the session was closed."))
-        if self._alive and self.course.settled and self._status.state in ("ready", "paused"):
-            self.crew.tell(m.Leave())
+        at_rest = self.course.settled and self.status.state in ("ready", "paused")
+        try:
+            self._calls.fail_all(SessionError("the session was closed."))
+            if self._alive and at_rest:
+                self.crew.tell(m.Leave())
+                self._await_exits(LEAVE_S)
+            self._kill()
             self._await_exits(LEAVE_S)
-        self._kill()
-        self._await_exits(LEAVE_S)
-        self.crew.close()
-        self._set("closed")
+            self.crew.close()
+        finally:
+            self._set("closed")
 
     def _await_exits(self, limit_s: float) -> None:
-        deadline = time.monotonic() + limit_s
-        while self._alive and (left := deadline - time.monotonic()) > 0:
-            try:
-                item = self._inbox.get(timeout=left)
-            except queue.Empty:
-                return
-            if isinstance(item, Exited):
-                self._alive.discard(item.peer)
-            elif isinstance(item, Output):
-                self._output.add(item.peer, item.stream, item.text)
+        def note(item: Incoming) -> bool:
+            match item:
+                case Exited(peer=peer):
+                    self._alive.discard(peer)
+                case Output(peer=peer, stream=stream, text=text):
+                    self._output.add(peer, stream, text)
+                case NurseryLost():
+                    self._alive.clear()
+            return not self._alive
+
+        if self._alive:
+            self._mailbox.take_until(time.monotonic() + limit_s, note)
 
     def _require(self, *states: State) -> None:
-        now = self._status.state
+        now = self.status.state
         if now not in states:
             hint = {
                 "running": "wait(), pause() or stop() first",
@@ -273,15 +258,15 @@ class Coordinator:
     # ── workers ──
 
     def _go(self) -> None:
-        if self._status.state in ("new", "failed"):
+        if self.status.state in ("new", "failed"):
             self._set("starting", error=None)
             self._start()
         else:
             self._advance()
 
     def _start(self) -> None:
-        self._failures, self._deaths, self._reports = {}, {}, {}
-        self._deadline = (time.monotonic() + START_TIMEOUT_S, self._on_start_timeout)
+        self._failures, self._reports = Failures(), {}
+        self._start_by = time.monotonic() + START_TIMEOUT_S
         try:
             self.crew.start(replace(self._job, global_batch=self.course.settings.global_batch))
         except HetkitError as error:
@@ -312,12 +297,11 @@ class Coordinator:
             case m.Notice():
                 self.book.note("notice", message.text, step=message.step, rank=message.rank)
             case m.Failed():
-                self._failures[message.rank] = message
-                self._collect()
+                self._failures.report(message)
 
     def _on_ready(self, readies: tuple[m.Ready, ...]) -> None:
         first = readies[0]
-        self._deadline = None
+        self._start_by = None
         self._alive = {Peer(self.crew.generation, ready.rank) for ready in readies}
         position = Position(
             epoch=first.epoch,
@@ -330,7 +314,7 @@ class Coordinator:
         except HetkitError as error:
             self._fail(error)
             return
-        if self._status.state == "recovering":
+        if self.status.state == "recovering":
             self.book.roll_back()
             self.book.note(
                 "recovery",
@@ -352,7 +336,7 @@ class Coordinator:
 
     def _advance(self) -> None:
         """Tells the ranks what the course says, and what state that is."""
-        if self._status.state in ("running", "paused", "ready"):
+        if self.status.state in ("running", "paused", "ready"):
             hold_at = self.balance.warm_until if self._balances() else None
             for order in self.course.orders(self.book.recent_step_s(), hold_at):
                 self._order(order)
@@ -367,12 +351,12 @@ class Coordinator:
     def _order(self, order: NewPlan | GrantUntil | FinishEpoch) -> None:
         match order:
             case NewPlan(plan=plan, changes=changes):
-                previous = self._status.plan
+                previous = self.status.plan
                 self._on_new_plan(order, begins=plan.first_step == plan.epoch_first_step)
                 if previous is None or previous.batches != plan.batches:
                     self.balance.restart(plan.first_step)
                 self.crew.tell(m.SetPlan(plan=plan))
-                self._status = replace(self._status, plan=plan, applied=self.course.applied)
+                self._board.post(plan=plan, applied=self.course.applied)
                 for change in changes:
                     self.book.note("settings", change, step=plan.first_step, epoch=plan.epoch)
             case GrantUntil(until=until):
@@ -382,7 +366,7 @@ class Coordinator:
                 self.crew.tell(m.EndEpoch(epoch=epoch, snapshot=str(path)))
 
     def _on_new_plan(self, order: NewPlan, *, begins: bool) -> None:
-        plan, before = order.plan, self._status.plan
+        plan, before = order.plan, self.status.plan
         if begins:
             self.book.begin_epoch(order.changes)
         else:
@@ -461,25 +445,23 @@ class Coordinator:
 
     # ── failures ──
 
-    def _collect(self) -> None:
-        if self._status.state not in ("failed", "closed") and (
-            self._deadline is None or self._status.state == "starting"
-        ):
-            self._deadline = (time.monotonic() + COLLECT_S, self._on_failure)
-
     def _on_exit(self, exited: Exited) -> None:
         self._alive.discard(exited.peer)
-        if exited.peer.generation != self.crew.generation:
-            return
-        if self._status.state in ("starting", "running", "paused", "ready", "recovering"):
-            how = f"signal {exited.signal}" if exited.signal else f"exit code {exited.exitcode}"
-            self._deaths[exited.peer.rank] = how
-            self._collect()
+        if exited.peer.generation == self.crew.generation and self._needs_workers():
+            self._failures.end(exited)
+
+    def _needs_workers(self) -> bool:
+        return self.status.state not in ("new", "failed", "closed")
 
     def _on_lost_nursery(self, reason: str) -> None:
         self._alive.clear()
-        if self._status.state in ("starting", "running", "paused", "ready", "recovering"):
-            self._fail(LaunchError(f"the workers' parent process was lost: {reason}"))
+        if self._needs_workers():
+            self._fail(
+                LaunchError(
+                    f"the workers' parent process was lost: {reason} run() starts another and goes "
+                    "on from the last epoch's end."
+                )
+            )
 
     def _on_start_timeout(self) -> None:
         self._fail(
@@ -490,28 +472,30 @@ class Coordinator:
         )
 
     def _on_failure(self) -> None:
-        cause = first_cause(self._failures.values())
+        if not self._needs_workers():
+            return
+        cause = self._failures.cause()
         if cause is not None:
             self._fail(revive(cause, self._job.devices[cause.rank].label))
             return
-        dead = {r: how for r, how in self._deaths.items() if r not in self._failures}
-        text = (
-            "; ".join(
-                f"rank {rank} ({self._job.devices[rank].label}) died: {how}"
-                for rank, how in sorted(dead.items())
-            )
-            or "the ranks lost each other"
-        )
-        at_rest = self._status.state == "ready"
-        if at_rest or self._status.state == "starting" or self._recoveries >= MOST_RECOVERIES:
-            last = "\n".join(self._output.tail(rank, 20) for rank in sorted(dead))
-            self._fail(WorkerDied(f"{text}. Its last output:\n{last or '(none)'}"))
-            return
-        self._recover(text, dead)
+        dead = self._failures.dead()
+        died = WorkerDied(self._obituary(dead))
+        hopeless = self.status.state in ("ready", "starting")
+        if hopeless or self._recoveries >= MOST_RECOVERIES:
+            self._fail(died)
+        else:
+            self._recover(died, dead)
 
-    def _recover(self, text: str, dead: dict[int, str]) -> None:
+    def _obituary(self, dead: Iterable[int]) -> str:
+        text = self._failures.describe([device.label for device in self._job.devices])
+        last = "\n".join(self._output.tail(rank, 20) for rank in sorted(dead))
+        return f"{text}. Its last output:\n{last or '(none)'}"
+
+    def _recover(self, died: WorkerDied, dead: Iterable[int]) -> None:
         self._recoveries += 1
+        text = self._failures.describe([device.label for device in self._job.devices])
         self.book.note("failure", text, step=self.course.done, epoch=self.course.epoch)
+        self._calls.fail_all(died)
         self._kill()
         self._set("recovering")
         # An emulated death is a single event: its replacement is not told to die again.
@@ -525,7 +509,7 @@ class Coordinator:
         self._start()
 
     def _fail(self, error: Exception) -> None:
-        self._deadline = None
+        self._start_by = None
         self._calls.fail_all(error)
         self.book.note("failure", f"{type(error).__name__}: {error}", step=self.course.done)
         self._kill()
@@ -538,10 +522,9 @@ class Coordinator:
     # ── status ──
 
     def _set(self, state: State, **more: Any) -> None:
-        self._status = replace(self._status, state=state, **more)
-        self._publish()
+        self._publish(state=state, **more)
 
-    def _publish(self) -> None:
+    def _publish(self, **more: Any) -> None:
         course = self.course
         latest = self.book.history.latest
         plan = course.plan
@@ -558,6 +541,4 @@ class Coordinator:
             eta_s=max(0, left) * step_s if step_s and course.at_work else None,
             samples_per_s=latest.samples_per_s if latest else None,
         )
-        with self._changed:
-            self._status = replace(self._status, progress=progress, settled=course.settled)
-            self._changed.notify_all()
+        self._board.post(progress=progress, settled=course.settled, **more)

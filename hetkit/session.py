@@ -1,5 +1,6 @@
 """Session: the one handle that a notebook or a script holds."""
 
+import copy
 import shutil
 import tempfile
 import threading
@@ -328,7 +329,9 @@ class Session:
             path.unlink(missing_ok=True)
         with torch.random.fork_rng(devices=[]):
             made = self._task.model
-            model: torch.nn.Module = made if isinstance(made, torch.nn.Module) else made()
+            # A module is the task's own, with its initial weights: it must stay what it is.
+            given = isinstance(made, torch.nn.Module)
+            model: torch.nn.Module = copy.deepcopy(made) if given else made()
         model.load_state_dict(state["model"])
         return model
 
@@ -432,10 +435,13 @@ class Session:
         payload = dump(self._task, self._folder)
         if payload.digest == self._payload.digest:
             return
-        state = self._save_state() if self.state == "ready" else None
+        state = self._keep_state(payload.digest) if self.state == "ready" else None
         before, self._payload = self._payload, payload
         self._coordinator.ask(lambda: self._coordinator.restart_with(self._payload_path, state))
         before.remove()
+
+    def _keep_state(self, name: str) -> Path:
+        return self._save_state().rename(self._folder / f"before-{name}.ckpt")
 
     def _serve_inline(self) -> None:
         if not self._inline:
