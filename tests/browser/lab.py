@@ -142,7 +142,9 @@ class Notebook:
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
+        self.errors: list[str] = []
         self._url = url
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.open()
 
     def open(self) -> None:
@@ -218,6 +220,7 @@ class Notebook:
         self.page.wait_for_selector(
             f"body[data-jp-theme-light='{light}']", state="attached", timeout=1e3 * LIMIT_S
         )
+        self.page.wait_for_selector("#jupyterlab-splash", state="detached", timeout=1e3 * LIMIT_S)
 
     def button(self, text: str) -> Locator:
         # By its text: the accessible name also holds the icon's glyph.

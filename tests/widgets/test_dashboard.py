@@ -7,8 +7,8 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
-from ipywidgets.widgets import widget as registry
 from IPython.core.events import EventManager, available_events
+from ipywidgets.widgets import widget as registry
 from widgets.fake_session import FakeSession
 
 from hetkit.widgets import dashboard as module
