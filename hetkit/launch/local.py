@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,11 +34,11 @@ from hetkit.launch.orders import (
     Output,
     Preload,
     Surroundings,
-    Unframer,
     WorkerStart,
     frame,
 )
 from hetkit.launch.outbox import Outbox
+from hetkit.launch.stream import Stream
 
 __all__ = [
     "Event",
@@ -95,12 +94,10 @@ class Nursery:
         self._obituary: str | None = None
         self._ready = threading.Event()
         self._outbox: Outbox[bytes] = Outbox()
-        self._unsent: deque[bytes] = deque()
-        self._unframer = Unframer(AnyEvent)
         self._last_words = bytearray()
-        self._socket, theirs = socket.socketpair()
-        self._socket.setblocking(False)
         self._selector = selectors.DefaultSelector()
+        ours, theirs = socket.socketpair()
+        self._stream = Stream(ours, AnyEvent, self._selector)
         try:
             self._process = _start(python or sys.executable, theirs)
         except OSError as error:
@@ -176,14 +173,14 @@ class Nursery:
         if errors is None:
             raise LaunchError("the nursery was started without a pipe for its errors.")
         os.set_blocking(errors.fileno(), False)
-        for source in (self._socket, self._outbox, errors):
-            self._selector.register(source, selectors.EVENT_READ)
+        self._selector.register(self._outbox, selectors.EVENT_READ)
+        self._selector.register(errors, selectors.EVENT_READ)
         try:
-            while self._turn(errors.fileno()):
+            while not self._stream.ended and self._turn(errors.fileno()):
                 continue
-        except (OSError, ProtocolError) as error:
+        except ProtocolError as error:
             log.warning("the nursery's stream broke: %s", error)
-        self._socket.close()
+        self._stream.close()
         self._end()
         self._hear(errors.fileno())
         errors.close()
@@ -191,51 +188,27 @@ class Nursery:
         self._close_handles()
 
     def _turn(self, errors: int) -> bool:
-        """Handles what is ready; returns False at the stream's end."""
-        going_on = True
+        """Handles what is ready; returns False where a closed nursery takes too long to leave."""
         closing = self._outbox.closing
         ready = self._selector.select(_LEAVE_S if closing else None)
-        if not ready and closing:
-            return False
         for key, events in ready:
             if key.fileobj is self._outbox:
-                self._unsent.extend(self._outbox.drain())
-                self._send()
-            elif key.fileobj is self._socket:
+                self._pass_orders()
+            elif key.data is self._stream:
                 if events & selectors.EVENT_WRITE:
-                    self._send()
+                    self._stream.flush()
                 if events & selectors.EVENT_READ:
-                    going_on = self._receive()
+                    for event in self._stream.receive():
+                        self._report(event)
             elif not self._hear(errors):
                 self._selector.unregister(key.fileobj)
-        return going_on
+        return bool(ready) or not closing
 
-    def _send(self) -> None:
+    def _pass_orders(self) -> None:
+        for order in self._outbox.drain():
+            self._stream.send_wire(order)
         if self._outbox.closing:
-            self._unsent.clear()
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_WR)
-        try:
-            while self._unsent:
-                sent = self._socket.send(self._unsent[0])
-                self._unsent[0] = self._unsent[0][sent:]
-                if not self._unsent[0]:
-                    self._unsent.popleft()
-        except BlockingIOError:
-            pass
-        except OSError:  # it has died: the reading side finds out, with all that it still said
-            self._unsent.clear()
-        writing = selectors.EVENT_WRITE if self._unsent else 0
-        self._selector.modify(self._socket, selectors.EVENT_READ | writing)
-
-    def _receive(self) -> bool:
-        try:
-            data = self._socket.recv(_READ_BYTES)
-        except ConnectionResetError:
-            return False
-        for event in self._unframer.feed(data):
-            self._report(event)
-        return bool(data)
+            self._stream.finish()
 
     def _hear(self, errors: int) -> bool:
         """Takes in what the nursery itself printed; returns False when it has closed its end."""
@@ -263,7 +236,7 @@ class Nursery:
 
     def _close_handles(self) -> None:
         self._selector.close()
-        self._socket.close()
+        self._stream.close()
         self._outbox.close()
 
     def _end(self) -> None:

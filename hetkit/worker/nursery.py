@@ -12,26 +12,18 @@ groups and leaves.
 """
 
 import contextlib
-import gc
-import importlib.util
 import itertools
-import logging
 import os
 import selectors
 import signal
 import socket
 import sys
-import sysconfig
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from importlib import import_module
-from pathlib import Path
+from collections.abc import Iterator
 
 from hetkit.launch.ends import Peer
 from hetkit.launch.orders import (
     AnyOrder,
-    Event,
     Exited,
     Fork,
     Forked,
@@ -39,27 +31,15 @@ from hetkit.launch.orders import (
     Kill,
     Output,
     Preload,
-    Unframer,
     WorkerStart,
-    frame,
 )
+from hetkit.launch.stream import Stream
 from hetkit.worker.child import become_worker
-from hetkit.worker.drain import READ_BYTES, Allowance, Drain
+from hetkit.worker.drain import Allowance, Drain
+from hetkit.worker.imports import import_once, preload
 
-log = logging.getLogger(__name__)
-
-# torch._dynamo: otherwise each worker's first optimizer step imports it (EVIDENCE §1).
-ONCE = (
-    "torch",
-    "torch._dynamo",
-    "torch.distributed",
-    "torch.nn.parallel",
-    "torch.utils.data",
-    "numpy",
-    "cloudpickle",
-    "zmq",
-)
 _BACKLOG_MAX_BYTES = 1 << 20
+_BELL_BYTES = 4096
 _PARENT_CHECK_S = 1.0
 _HELD_CHECK_S = 0.05
 _LEAVE_S = 2.0
@@ -70,24 +50,21 @@ def main(arguments: list[str]) -> None:
     control = socket.socket(fileno=int(arguments[0]))
     control.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    began = time.monotonic()
-    gc.disable()  # nothing of this becomes garbage, and a scan would touch every page
-    for name in ONCE:
-        import_module(name)
-    gc.freeze()
-    gc.enable()
-    nursery = Nursery(control, parent=int(arguments[1]))
-    nursery.tell(Imported(import_s=time.monotonic() - began))
-    nursery.serve()
+    began_s = time.monotonic()
+    import_once()
+    Nursery(control, parent=int(arguments[1])).serve(Imported(import_s=time.monotonic() - began_s))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # nothing to clean up, and PyTorch takes half a second over it
 
 
 class _Worker:
     """A living child."""
 
-    def __init__(self, session: str, peer: Peer, pid: int, stdout: int, stderr: int) -> None:
+    def __init__(self, start: WorkerStart, pid: int, stdout: int, stderr: int) -> None:
         allowance = Allowance()
-        self.session = session
-        self.peer = peer
+        self.session = start.session
+        self.peer: Peer = start.peer
         self.pid = pid
         self.drains = (Drain(stdout, "stdout", allowance), Drain(stderr, "stderr", allowance))
 
@@ -106,107 +83,49 @@ class Nursery:
     """
 
     def __init__(self, control: socket.socket, parent: int) -> None:
-        control.setblocking(False)
-        self._control = control
         self._parent = parent
         self._workers: dict[int, _Worker] = {}
-        self._unframer = Unframer(AnyOrder)
-        self._outbox: deque[bytes] = deque()
-        self._backlog_bytes = 0
+        self._selector = selectors.DefaultSelector()
+        self._kernel = Stream(control, AnyOrder, self._selector)
         self._life_read, self._life_write = os.pipe()
         self._bell, self._bell_end = socket.socketpair()
-        self._bell.setblocking(False)
         self._bell_end.setblocking(False)
         signal.set_wakeup_fd(self._bell_end.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(control, selectors.EVENT_READ, self._on_control)
-        self._selector.register(self._bell, selectors.EVENT_READ, self._on_bell)
-        self._awaited = selectors.EVENT_READ
-        self._leaving = False
+        self._selector.register(self._bell, selectors.EVENT_READ)
 
-    def tell(self, event: Event) -> None:
-        """Queues an event for the kernel."""
-        wire = frame(event)
-        self._outbox.append(wire)
-        self._backlog_bytes += len(wire)
-        self._flush()
-
-    def serve(self) -> None:
+    def serve(self, greeting: Imported) -> None:
         """Serves until the kernel is gone or has closed its end, then ends all workers."""
-        while not self._leaving:
+        self._kernel.send(greeting)
+        while not self._kernel.ended and os.getppid() == self._parent:
             self._turn()
-            if os.getppid() != self._parent:
-                self._leaving = True
-        deadline = time.monotonic() + _LEAVE_S
+        deadline_s = time.monotonic() + _LEAVE_S
         for worker in self._workers.values():
             worker.kill()
-        while (self._workers or self._outbox) and time.monotonic() < deadline:
+        while (self._workers or self._kernel.backlog_bytes) and time.monotonic() < deadline_s:
             self._turn()
 
     def _turn(self) -> None:
         holds = any(drain.holds for w in self._workers.values() for drain in w.drains)
         for key, events in self._selector.select(_HELD_CHECK_S if holds else _PARENT_CHECK_S):
-            handle: Callable[[int], None] = key.data
-            handle(events)
+            if isinstance(key.data, Drain):
+                self._read(key.data)
+            elif key.data is self._kernel:
+                self._listen(events)
+            else:
+                self._bury_the_dead()
         now_s = time.monotonic()
         for worker in self._workers.values():
             for drain in worker.drains:
-                if self._backlog_bytes < _BACKLOG_MAX_BYTES:
+                if self._kernel.backlog_bytes < _BACKLOG_MAX_BYTES:
                     self._show(worker, drain.stream, drain.pass_on(now_s))
 
-    def _show(self, worker: _Worker, stream: str, text: str) -> None:
-        if text:
-            self.tell(Output(session=worker.session, peer=worker.peer, stream=stream, text=text))
-
-    # ── the kernel ──
-
-    def _on_control(self, events: int) -> None:
+    def _listen(self, events: int) -> None:
         if events & selectors.EVENT_WRITE:
-            self._flush()
-        if not events & selectors.EVENT_READ or self._leaving:
-            return
-        try:
-            data = self._control.recv(READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._leave()
-        for order in self._unframer.feed(data):
-            self._obey(order)
-
-    def _leave(self) -> None:
-        self._leaving = True
-        self._await(reading=False, writing=bool(self._outbox))
-
-    def _flush(self) -> None:
-        try:
-            while self._outbox:
-                sent = self._control.send(self._outbox[0])
-                self._backlog_bytes -= sent
-                if sent == len(self._outbox[0]):
-                    self._outbox.popleft()
-                else:
-                    self._outbox[0] = self._outbox[0][sent:]
-        except BlockingIOError:
-            pass
-        except OSError:  # the kernel is gone: nobody will ever read this
-            self._outbox.clear()
-            self._backlog_bytes = 0
-            self._leaving = True
-        self._await(reading=not self._leaving, writing=bool(self._outbox))
-
-    def _await(self, *, reading: bool, writing: bool) -> None:
-        events = selectors.EVENT_READ * reading | selectors.EVENT_WRITE * writing
-        if events == self._awaited:
-            return
-        if self._awaited:
-            self._selector.unregister(self._control)
-        if events:
-            self._selector.register(self._control, events, self._on_control)
-        self._awaited = events
+            self._kernel.flush()
+        if events & selectors.EVENT_READ:
+            for order in self._kernel.receive():
+                self._obey(order)
 
     def _obey(self, order: Preload | Fork | Kill) -> None:
         if isinstance(order, Kill):
@@ -215,26 +134,10 @@ class Nursery:
                     worker.kill()
             return
         order.surroundings.enter()
-        if isinstance(order, Preload):
-            self._preload(order.modules)
-        else:
-            self._preload(order.start.preload)
+        if not self._workers:  # living ones must not wait for an import; a new one does its own
+            preload(order.modules if isinstance(order, Preload) else order.start.preload)
+        if isinstance(order, Fork):
             self._fork(order.start)
-
-    def _preload(self, names: tuple[str, ...]) -> None:
-        if self._workers:  # they must not wait for an import; the new worker imports by itself
-            return
-        for name in names:
-            if name in sys.modules or not _is_installed(name):
-                continue
-            try:
-                import_module(name)
-            except Exception:
-                log.exception("%s could not be preloaded; each worker tries by itself", name)
-            _refuse_gpu(name)
-        gc.freeze()
-
-    # ── the workers ──
 
     def _fork(self, start: WorkerStart) -> None:
         out_read, out_write = os.pipe()
@@ -246,10 +149,7 @@ class Nursery:
         except OSError as error:
             for fd in (out_read, out_write, err_read, err_write):
                 os.close(fd)
-            text = f"the worker could not be forked: {error}\n"
-            session, peer = start.session, start.peer
-            self.tell(Output(session=session, peer=peer, stream="stderr", text=text))
-            self.tell(Exited(session=session, peer=peer, pid=None, exitcode=1))
+            self._tell_unborn(start, error)
             return
         if pid == 0:
             become_worker(
@@ -263,15 +163,20 @@ class Nursery:
             os.setpgid(pid, pid)  # here too: an order to kill it may come before
         os.close(out_write)
         os.close(err_write)
-        worker = _Worker(start.session, start.peer, pid, out_read, err_read)
-        self._workers[pid] = worker
-        for drain in worker.drains:
-            self._selector.register(drain.fd, selectors.EVENT_READ, self._reader(drain))
-        self.tell(Forked(session=start.session, peer=start.peer, pid=pid))
+        self._workers[pid] = _Worker(start, pid, out_read, err_read)
+        for drain in self._workers[pid].drains:
+            self._selector.register(drain.fd, selectors.EVENT_READ, drain)
+        self._kernel.send(Forked(session=start.session, peer=start.peer, pid=pid))
+
+    def _tell_unborn(self, start: WorkerStart, error: OSError) -> None:
+        session, peer = start.session, start.peer
+        text = f"the worker could not be forked: {error}\n"
+        self._kernel.send(Output(session=session, peer=peer, stream="stderr", text=text))
+        self._kernel.send(Exited(session=session, peer=peer, pid=None, exitcode=1))
 
     def _own_fds(self) -> Iterator[int]:
         """What only the nursery may hold. The epoll set is shared with it: close, never change."""
-        yield self._control.detach()
+        yield self._kernel.detach()
         yield self._bell.detach()
         yield self._bell_end.detach()
         yield self._life_write
@@ -280,15 +185,17 @@ class Nursery:
                 yield drain.fd
         self._selector.close()
 
-    def _reader(self, drain: Drain) -> Callable[[int], None]:
-        def read(events: int) -> None:
-            if drain.read() == 0:
-                self._selector.unregister(drain.fd)
+    def _read(self, drain: Drain) -> None:
+        if drain.read() == 0:
+            self._selector.unregister(drain.fd)
 
-        return read
+    def _show(self, worker: _Worker, stream: str, text: str) -> None:
+        if text:
+            session, peer = worker.session, worker.peer
+            self._kernel.send(Output(session=session, peer=peer, stream=stream, text=text))
 
-    def _on_bell(self, events: int) -> None:
-        self._bell.recv(READ_BYTES)
+    def _bury_the_dead(self) -> None:
+        self._bell.recv(_BELL_BYTES)
         for worker in list(self._workers.values()):
             flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, worker.pid, flags) is not None:
@@ -303,7 +210,7 @@ class Nursery:
                 self._selector.unregister(drain.fd)
             self._show(worker, drain.stream, drain.finish())
         code = os.waitstatus_to_exitcode(status)
-        self.tell(
+        self._kernel.send(
             Exited(
                 session=worker.session,
                 peer=worker.peer,
@@ -312,25 +219,3 @@ class Nursery:
                 signal=-code if code < 0 else None,
             )
         )
-
-
-def _refuse_gpu(name: str) -> None:
-    torch = sys.modules["torch"]
-    if torch.cuda.is_initialized():
-        raise SystemExit(
-            f"importing {name} initialises the GPU, which forked workers could not use then: "
-            "leave it out of preload."
-        )
-
-
-def _is_installed(name: str) -> bool:
-    """Whether a module is not one that its user edits: those each worker imports afresh."""
-    try:
-        spec = importlib.util.find_spec(name.partition(".")[0])
-    except (ImportError, ValueError):
-        return False
-    if spec is None or spec.origin is None:
-        return False
-    origin = Path(spec.origin)
-    homes = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
-    return "site-packages" in origin.parts or any(origin.is_relative_to(home) for home in homes)
