@@ -105,6 +105,7 @@ def assemble(
         exchange=exchange,
         clock=clock,
         unused=parts.probe.unused,
+        counted=parts.probe.counted,
     )
     if join.snapshot is not None:
         loop.load_state_dict(read_state(Path(join.snapshot)))

@@ -81,7 +81,7 @@ def open_samples(data: Any, collate: Collate | None) -> ArraySamples | DatasetSa
     Raises:
         DataError: It has no length or no samples.
     """
-    if callable(data) and not hasattr(data, "__getitem__"):
+    if isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__")):
         data = data()
     samples: ArraySamples | DatasetSamples
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
@@ -138,6 +138,8 @@ def micro_batches(first: int, count: int, largest: int) -> list[tuple[int, int]]
         >>> micro_batches(10, 7, 3)
         [(10, 13), (13, 15), (15, 17)]
     """
+    if count == 0:
+        return []
     pieces = -(-count // largest)
     edges = [first + (count * piece + pieces - 1) // pieces for piece in range(pieces + 1)]
     return list(pairwise(edges))

@@ -55,7 +55,9 @@ class DeviceClock:
         self.late_s = 0.0
 
     def compute_s(self, samples: int, precision: str, step: int, elapsed_s: float) -> float:
-        """Returns the wall seconds that a micro-batch takes: launch + samples × pace, noise out.
+        """Returns the wall seconds that a micro-batch takes: launch + samples / pace, noise out.
+
+        Nothing is launched for no samples.
 
         Args:
             samples: Size of the micro-batch.
@@ -63,6 +65,8 @@ class DeviceClock:
             step: The step, counted over the session.
             elapsed_s: Seconds since the first step, which decide on slow-downs.
         """
+        if not samples:
+            return 0.0
         e = self._emulation
         pace = e.pace * e.amp_pace.get(precision, 1.0)
         for slow_down in e.slow_downs:

@@ -39,6 +39,7 @@ from hetkit.worker.exchange import Exchange
 from hetkit.worker.loss import measure
 from hetkit.worker.memory import MemoryMeter
 from hetkit.worker.meter import Meter
+from hetkit.worker.objective import Objective
 from hetkit.worker.precision import LossScale, all_finite, autocast
 from hetkit.worker.rates import LearningRate
 
@@ -58,6 +59,7 @@ class TrainingLoop:
         exchange: The gradient exchange; None for a single rank, which has nothing to exchange.
         clock: The emulated device's clock; None for a real device.
         unused: Names of parameters that get no gradient.
+        counted: Whether the loss returns ``(mean, count)``.
     """
 
     def __init__(
@@ -74,13 +76,13 @@ class TrainingLoop:
         exchange: Exchange | None,
         clock: DeviceClock | None,
         unused: tuple[str, ...] = (),
+        counted: bool = False,
     ) -> None:
         self.model = model
         self.step = 0
         self.epoch = 0
         self.epoch_first_step = 0
         self.plan: Plan | None = None
-        self._task = task
         self._samples = samples
         self._rank = rank
         self._seed = seed
@@ -89,11 +91,12 @@ class TrainingLoop:
         self._memory = memory
         self._exchange = exchange
         self._clock = clock
+        self._counted = counted
         self._find_unused = bool(unused)
-        self._used = [
-            p for name, p in model.named_parameters() if p.requires_grad and name not in unused
-        ]
-        self._wrapped: torch.nn.Module | DistributedDataParallel = model
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        used = [p for name, p in trained if name not in unused]
+        self._objective = Objective(model, task.loss, used)
+        self._wrapped: Objective | DistributedDataParallel = self._objective
         self._loader = Loader(samples, task.num_workers)
         self._order: tuple[int, torch.Tensor] | None = None
         self.optimizer: torch.optim.Optimizer = task.optimizer(model.parameters())
@@ -166,11 +169,11 @@ class TrainingLoop:
         self._meter.flush()
 
     def end_epoch(self) -> None:
-        """Steps the scheduler and shares rank 0's buffers, so that all ranks stand alike."""
+        """Steps the scheduler and shares the busiest rank's buffers, so that all stand alike."""
         self.rate.end_epoch()
         if self._exchange is not None:
-            for buffer in self.model.buffers():
-                dist.broadcast(buffer, src=0)
+            batches = self._current_plan().batches
+            self._share_buffers(batches.index(max(batches)))
         self.epoch += 1
         self.epoch_first_step = self.step
 
@@ -211,12 +214,19 @@ class TrainingLoop:
             raise RuntimeError("a step was granted before any plan was set")
         return self.plan
 
+    def _share_buffers(self, source: int) -> None:
+        for buffer in self.model.buffers():
+            whole = buffer.contiguous()  # the buffer itself, or a copy of one that has gaps
+            dist.broadcast(whole, src=source)
+            if whole is not buffer:
+                buffer.copy_(whole)
+
     def _wrap(self, exchange: Exchange, bucket_bytes: int | None) -> None:
         # The reducer before it must let go of the parameters before a new one takes them.
-        self._wrapped = self.model
+        self._wrapped = self._objective
         gc.collect()
         wrapped = DistributedDataParallel(
-            self.model,
+            self._objective,
             bucket_cap_mb=None if bucket_bytes is None else bucket_bytes / 2**20,
             find_unused_parameters=self._find_unused,
             gradient_as_bucket_view=True,
@@ -236,10 +246,6 @@ class TrainingLoop:
             largest = plan.micro_batches[self._rank]
             for a, b in micro_batches(first, shares[self._rank], largest):
                 schedule.append(order[a:b].tolist())
-            if not shares[self._rank]:
-                # DDP needs a forward on every rank: an idle rank looks at one sample, without
-                # letting it count.
-                schedule.append(order[start : start + 1].tolist())
         return schedule
 
     def _scale(self, plan: Plan) -> float:
@@ -249,7 +255,7 @@ class TrainingLoop:
         totals = _Totals()
         for place, size in enumerate(sizes or [0]):
             with self._meter.data():
-                batch = to_device(self._loader.next(), self._device)
+                batch = to_device(self._loader.next(), self._device) if size else None
             last = place == max(0, len(sizes) - 1)
             with nullcontext() if last else self._accumulate():
                 self._micro_batch(plan, batch, size, totals, planned=planned, last=last)
@@ -269,10 +275,10 @@ class TrainingLoop:
         if self._clock is not None:
             self._clock.begin_micro_batch(size, precision)
         with autocast(precision, self._device):
-            returned = self._task.loss(self._wrapped, batch)
-        mean, count, totals.counted = measure(returned, size)
-        if size == 0:
-            count = 0.0
+            returned = self._wrapped(batch)
+        mean, count, counted = measure(returned, size)
+        if size and counted != self._counted:
+            raise LossError("the loss returns (mean, count) for some batches only: do so always.")
         if self._clock is not None:
             self._clock.forward_done()
         if count:
@@ -280,11 +286,9 @@ class TrainingLoop:
             totals.add(mean.detach(), count)
             if self.step == 0:
                 _require_finite(mean)
-        else:
-            loss = sum(
-                (p.sum() * 0 for p in self._used), start=torch.zeros((), device=self._device)
-            )
-        if last and totals.counted and self._exchange is not None:
+        else:  # the mean of nothing is often NaN, and 0 · NaN is NaN
+            loss = self._objective.zero()
+        if last and self._counted and self._exchange is not None:
             totals.agree()
         (loss * self._scale(plan)).backward()
         if self._clock is not None and not (last and self._exchange is not None):
@@ -297,7 +301,7 @@ class TrainingLoop:
             if self._exchange is None and self._scale(plan) != 1.0:
                 torch._foreach_mul_(gradients, 1.0 / self._scale(plan))
             total = totals.agreed_count()
-            if totals.counted and total and total != planned:
+            if self._counted and total and total != planned:
                 torch._foreach_mul_(gradients, planned / total)
             finite = all_finite(gradients)
             if finite:
@@ -316,7 +320,6 @@ class _Totals:
     def __init__(self) -> None:
         self.loss_sum: torch.Tensor | float = 0.0
         self.count = 0.0
-        self.counted = False
         self._shared: torch.Tensor | None = None
         self._work: dist.Work | None = None
 

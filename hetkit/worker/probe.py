@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,11 +25,13 @@ class Probe:
 
     Args:
         unused: Names of the parameters that got no gradient.
+        counted: Whether the loss returns ``(mean, count)``.
         sample_s: Real seconds of compute per sample on this machine.
         sample_bytes: Bytes that one sample keeps for the backward (saved tensors).
     """
 
     unused: tuple[str, ...]
+    counted: bool
     sample_s: float
     sample_bytes: float
 
@@ -64,18 +66,28 @@ def probe(
     size = min(max(size, 2), len(samples))
     batch = to_device(samples.fetch(range(size)), device)
     with _restored(model):
-        kept_bytes, seconds = _pass(task, model, batch, size)
+        first = _pass(task, model, batch, size)
         unused = tuple(name for name, p in trainable.items() if p.grad is None)
-        for _ in range(repeats):
-            seconds = min(seconds, _pass(task, model, batch, size)[1])
+        timed = [_pass(task, model, batch, size).seconds for _ in range(repeats)]
     if len(unused) == len(trainable):
         raise LossError(
             "the loss depends on no parameter of the model: compute it from its output."
         )
-    return Probe(unused=unused, sample_s=seconds / size, sample_bytes=kept_bytes / size)
+    return Probe(
+        unused=unused,
+        counted=first.counted,
+        sample_s=min([first.seconds, *timed]) / size,
+        sample_bytes=first.kept_bytes / size,
+    )
 
 
-def _pass(task: Task, model: torch.nn.Module, batch: Any, size: int) -> tuple[float, float]:
+class _Pass(NamedTuple):
+    kept_bytes: float
+    seconds: float
+    counted: bool
+
+
+def _pass(task: Task, model: torch.nn.Module, batch: Any, size: int) -> _Pass:
     kept: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -84,26 +96,34 @@ def _pass(task: Task, model: torch.nn.Module, batch: Any, size: int) -> tuple[fl
 
     began = time.monotonic()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        mean, _, _ = measure(task.loss(model, batch), size)
+        mean, _, counted = measure(task.loss(model, batch), size)
         if not isinstance(mean, torch.Tensor) or not mean.requires_grad:
             raise LossError("the loss has no gradient: return a tensor computed from the model.")
         mean.backward()  # type: ignore[no-untyped-call]
     seconds = time.monotonic() - began
     for parameter in model.parameters():
         kept.pop(parameter.untyped_storage().data_ptr(), None)
-    return float(sum(kept.values())), seconds
+    return _Pass(float(sum(kept.values())), seconds, counted)
 
 
 @contextmanager
 def _restored(model: torch.nn.Module) -> Iterator[None]:
     tensors = [*model.parameters(), *model.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]
+    # A forward may also put new tensors in its buffers' places.
+    places = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     on_cuda = any(tensor.is_cuda for tensor in tensors)
     devices = [torch.cuda.current_device()] if on_cuda else []
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
+        for module, name, buffer in places:
+            setattr(module, name, buffer)
         with torch.no_grad():
             for tensor, old in zip(tensors, before, strict=True):
                 tensor.copy_(old)
