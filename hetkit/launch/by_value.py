@@ -17,11 +17,10 @@ import sysconfig
 import threading
 import types
 from collections.abc import Container, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
-
-import hetkit
 
 _PRIVATE = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
 
@@ -99,7 +98,7 @@ def _loose_modules(homes: tuple[str, ...]) -> Iterator[tuple[str, types.ModuleTy
 def _homes() -> tuple[str, ...]:
     """Returns the folders whose modules are installed, hetkit's own among them."""
     paths = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths += [*site.getsitepackages(), site.getusersitepackages(), *hetkit.__path__]
+    paths += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])]
     return tuple({kind(path) + os.sep for path in paths for kind in (str, os.path.realpath)})
 
 
