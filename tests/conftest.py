@@ -180,9 +180,9 @@ def left_handles(before: Census, excused: set[int]) -> list[str]:
 
 def left_files(folder: Path) -> list[str]:
     """Our entries in the test's temporary folder; the locks' own folder may stay, empty."""
-    locks = folder / f"hetkit-{os.getuid()}"
-    names = [p.name for p in folder.glob("hetkit*") if p != locks]
-    inside = [f"{locks.name}/{p.name}" for p in locks.iterdir()] if locks.is_dir() else []
+    locks = [folder / f"hetkit-{os.getuid()}", folder / "hetkit"]
+    names = [p.name for p in folder.glob("hetkit*") if p not in locks]
+    inside = [f"{each.name}/{p.name}" for each in locks if each.is_dir() for p in each.iterdir()]
     return sorted(names + inside)
 
 

@@ -248,5 +248,5 @@ def decode(wire: bytes) -> Any:
     """
     try:
         return msgspec.msgpack.decode(wire, type=AnyMessage)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(f"{len(wire)} bytes that are not a hetkit message: {error}") from error

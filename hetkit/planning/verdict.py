@@ -115,6 +115,9 @@ class Verdict:
         floor = f"One sample is up to {self.spread_floor:.1%} of the best choice's compute time: "
         return self.text, floor + "no split can be relied on for a smaller spread."
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         head = ("choice", "samples/s", "step ms", "samples per device")
         rows = [head, *self._rows()]
