@@ -73,13 +73,14 @@ class BatchControls:
             style={"description_width": "59px"},
             layout={"width": "147px"},
         )
+        text_px = min(190, max(84, *(7 * len(device.label) + 14 for device in session.devices)))
         self.sliders = [
             ipw.IntSlider(
                 description=device.label,
                 continuous_update=False,
                 readout=False,
-                style={"description_width": "84px"},
-                layout={"width": "236px"},
+                style={"description_width": f"{text_px}px"},
+                layout={"width": f"{text_px + 152}px"},
             )
             for device in session.devices
         ]

@@ -59,7 +59,7 @@ class Transport:
         self.pause.disabled = state not in ("running", "paused")
         self.pause.description = "Resume" if state == "paused" else "Pause"
         self.pause.icon = "play" if state == "paused" else "pause"
-        self.step.disabled = state not in ("ready", "paused")
+        self.step.disabled = state not in (*STARTABLE, "paused")
         self.stop.disabled = state not in STOPPABLE
 
     def _run(self, _: object) -> None:

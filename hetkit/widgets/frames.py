@@ -107,7 +107,7 @@ def head(session: SessionLike, now: Sequence[StepRecord]) -> dict[str, Any]:
     """Returns what the strip shows as the present; ``now`` is the window's records."""
     seconds = math.fsum(r.step_s for r in now)
     devices = [device_figures(session, rank, now) for rank in range(len(session.devices))]
-    return {
+    shown = {
         "state": session.state,
         "progress": _progress(session.progress),
         "samples_per_s": sum(r.samples for r in now) / seconds if seconds else None,
@@ -116,6 +116,23 @@ def head(session: SessionLike, now: Sequence[StepRecord]) -> dict[str, Any]:
         "pending": pending(session.settings, session.applied),
         "error": describe_error(session.error),
     }
+    return compact(shown)  # type: ignore[no-any-return]
+
+
+def compact(value: Any) -> Any:
+    """Returns plain data with its floats cut to five digits: more are sent than anyone can see.
+
+    Example:
+        >>> compact({"step_s": 0.123456789, "parts": [1 / 3, None], "step": 1234567})
+        {'step_s': 0.12346, 'parts': [0.33333, None], 'step': 1234567}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: compact(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [compact(part) for part in value]
+    return value
 
 
 def fleet(session: SessionLike) -> list[dict[str, Any]]:

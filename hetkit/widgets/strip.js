@@ -22,7 +22,9 @@ function number(value) {
 }
 
 function percent(share) {
-  return share == null || Number.isNaN(share) ? "–" : `${Math.round(share * 100)} %`;
+  if (share == null || Number.isNaN(share)) return "–";
+  const hundredths = share * 100;
+  return `${hundredths >= 10 ? Math.round(hundredths) : Number(hundredths.toPrecision(2))} %`;
 }
 
 // Memory is sold in binary units: 1 GiB = 2^30 bytes.

@@ -47,7 +47,9 @@ def test_step_and_stop(session: Any, transport: Transport) -> None:
 @pytest.mark.parametrize(
     ("state", "enabled"),
     [
+        ("new", {"run", "step"}),
         ("ready", {"run", "step"}),
+        ("failed", {"run", "step"}),
         ("running", {"pause", "stop"}),
         ("paused", {"pause", "step", "stop"}),
         ("closed", set()),
