@@ -43,6 +43,9 @@ from hetkit.settings import Settings
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
+LAST_LINES = 80
+"""Of a dead worker's output: a fault in native code prints the stack of each of its threads."""
+
 LEAVE_S = 2.0
 MOST_RECOVERIES = 3
 """Deaths without a finished epoch in between before the session gives up."""
@@ -314,8 +317,10 @@ class Coordinator:
         except HetkitError as error:
             self._fail(error)
             return
-        if self.status.state == "recovering":
-            self.book.roll_back()
+        recovering = self.status.state == "recovering"
+        if recovering or first.step == first.epoch_first_step:
+            self.book.roll_back()  # what a failed attempt left of this epoch is executed again
+        if recovering:
             self.book.note(
                 "recovery",
                 f"training goes on from step {first.step}",
@@ -488,7 +493,7 @@ class Coordinator:
 
     def _obituary(self, dead: Iterable[int]) -> str:
         text = self._failures.describe([device.label for device in self._job.devices])
-        last = "\n".join(self._output.tail(rank, 20) for rank in sorted(dead))
+        last = "\n".join(self._output.tail(rank, LAST_LINES) for rank in sorted(dead))
         return f"{text}. Its last output:\n{last or '(none)'}"
 
     def _recover(self, died: WorkerDied, dead: Iterable[int]) -> None:

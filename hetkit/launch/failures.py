@@ -108,7 +108,7 @@ def first_cause(failures: Iterable[Failed]) -> Failed | None:
 def revive(failed: Failed, label: str) -> Exception:
     """Returns the worker's exception as itself, with a note of where it was raised.
 
-    An exception whose type cannot be brought back here, or one that would end the kernel
+    An exception whose type cannot be brought back here, one that cannot tell its text, or one that would end the kernel
     (``SystemExit``), becomes a `RemoteError` with its text.
 
     Args:
@@ -119,6 +119,7 @@ def revive(failed: Failed, label: str) -> Exception:
     if failed.pickled:
         try:
             error = load_bytes(failed.pickled)
+            str(error)
         except Exception:  # noqa: BLE001 - its own code decides what unpickling raises
             error = None
     if not isinstance(error, Exception):

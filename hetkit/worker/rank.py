@@ -28,8 +28,14 @@ from hetkit.plan import Plan
 from hetkit.worker.build import Parts, assemble, build_parts
 from hetkit.worker.checkpoint import write_state
 from hetkit.worker.evaluation import evaluate
-from hetkit.worker.exchange import PeerLostError
-from hetkit.worker.group import LOOPBACK, host_store, join_group, join_store, leave_group
+from hetkit.worker.group import (
+    LOOPBACK,
+    host_store,
+    is_peer_loss,
+    join_group,
+    join_store,
+    leave_group,
+)
 from hetkit.worker.loop import TrainingLoop
 from hetkit.worker.meter import Meter
 
@@ -240,8 +246,8 @@ class Rank:
                 step=self._loop.step if self._loop else -1,
                 at=time.monotonic(),
                 type_name=type(error).__name__,
-                text=str(error),
-                traceback="".join(traceback.format_exception(error)),
+                text=_words(error),
+                traceback=_sendable("".join(traceback.format_exception(error))),
                 pickled=_pickled_error(error),
                 victim=lost,
             )
@@ -271,6 +277,7 @@ class WorkerView:
         device: The torch device.
         model, optimizer: The rank's own, between two steps.
         step, epoch: The next step, and its epoch.
+        loss_scale: What fp16 ranks multiply their loss by; the same on all ranks.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -282,12 +289,11 @@ class WorkerView:
         self.optimizer = loop.optimizer
         self.step = loop.step
         self.epoch = loop.epoch
+        self.loss_scale = loop.loss_scale.scale
 
 
 def _is_victim(error: BaseException, loop: TrainingLoop | None) -> bool:
-    if isinstance(error, (PeerLostError, dist.DistError)):
-        return True
-    return loop is not None and loop.exchange_failed
+    return is_peer_loss(error) or (loop is not None and loop.exchange_failed)
 
 
 def _pickled_error(error: BaseException) -> bytes:
@@ -295,6 +301,18 @@ def _pickled_error(error: BaseException) -> bytes:
         return dump_bytes(error.with_traceback(None))
     except HetkitError:
         return b""
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return _sendable(str(error))
+    except Exception as broken:  # noqa: BLE001 - the user's own __str__ decides what it raises
+        return f"(its text cannot be had: {type(broken).__name__})"
+
+
+def _sendable(text: str) -> str:
+    # A subclass of str (torch has one for KeyErrors) and a lone surrogate have no wire form.
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _has_bf16(device: torch.device) -> bool:
