@@ -30,12 +30,13 @@ class Balance:
 
     def __init__(self) -> None:
         self._state = BalancerState()
-        self._first_step = 0
+        self._counts_from = DROPPED_STEPS
+        self._last_step = 0
         self._rows: list[tuple[Observation | None, ...]] = []
 
     def restart(self, first_step: int) -> None:
         """The split changes at ``first_step``: steps before it, and its first two, don't count."""
-        self._first_step = first_step
+        self._counts_from = first_step + DROPPED_STEPS
         self._rows = []
 
     def forget(self) -> None:
@@ -45,9 +46,7 @@ class Balance:
     @property
     def warm_until(self) -> int | None:
         """The step that no grant should pass before a decision; None once two were made."""
-        if self._state.windows >= 2:
-            return None
-        return self._first_step + DROPPED_STEPS + WINDOW_STEPS
+        return None if self._state.windows >= 2 else self._counts_from + WINDOW_STEPS
 
     @property
     def full(self) -> bool:
@@ -56,20 +55,21 @@ class Balance:
 
     def add(self, step: int, ranks: Sequence[Observation | None]) -> None:
         """Takes what the ranks measured in a step; None for a rank without samples."""
-        if step >= self._first_step + DROPPED_STEPS:
+        if step >= self._counts_from:
             self._rows.append(tuple(ranks))
+            self._last_step = step
 
     def learn(self, plan: Plan) -> None:
         """Takes the window in without deciding anything, for the verdict and for later."""
         self._state = observe(self._state, self._window(plan, None, 0.0))
-        self._rows = []
+        self._next_window()
 
     def decide(
         self, plan: Plan, *, caps: tuple[int, ...] | None = None, comm_s: float = 0.0
     ) -> Decision:
         """Takes the window in and decides on the split."""
         self._state, decision = decide(self._state, self._window(plan, caps, comm_s))
-        self._rows = []
+        self._next_window()
         return decision
 
     def models(self) -> tuple[StepTime, ...] | None:
@@ -77,6 +77,10 @@ class Balance:
         models = self._state.models()
         known = tuple(model for model in models if model is not None)
         return known if models and len(known) == len(models) else None
+
+    def _next_window(self) -> None:
+        self._counts_from = self._last_step + 1
+        self._rows = []
 
     def _window(self, plan: Plan, caps: tuple[int, ...] | None, comm_s: float) -> Window:
         by_rank = zip(*self._rows, strict=True) if self._rows else [() for _ in plan.batches]

@@ -149,7 +149,7 @@ class Course:
         self.paused, self._budget = False, None
 
     def take_steps(self, steps: int) -> None:
-        """Grants exactly ``steps`` more, and pauses there."""
+        """Grants exactly ``steps`` more, beyond the run's last epoch if need be, and pauses there."""
         self.paused = True
         self._budget = max(self.granted, self._budget or 0) + steps
 
@@ -171,6 +171,8 @@ class Course:
         )
         self.plan = None
         self._finishing = False
+        if self._budget is not None and self._budget > self.granted:
+            self.target = max(self.target, self.epoch + 1)
         if self.epoch >= self.target:
             self._active, self.paused, self._budget = False, False, None
 
@@ -220,22 +222,20 @@ class Course:
         return self._replan()
 
     def _plan_epoch(self) -> NewPlan:
-        wanted = self.settings
+        position = self._known_position()
+        # Fresh workers may stand in the middle of an epoch: its own settings stay in force.
+        begun = position.step > position.epoch_first_step and self.applied is not None
+        wanted = self._within_epoch() if begun else self.settings
         changes = describe_changes(self.applied, wanted)
         reason = "; ".join(changes) or self.why_balanced or "the epoch begins"
-        self.plan = self._make(wanted, self._known_position(), reason)
+        self.plan = self._make(wanted, position, reason)
         self.applied = wanted
         return NewPlan(plan=self.plan, changes=changes)
 
     def _replan(self) -> NewPlan | None:
-        plan, applied = self._known_plan(), self.applied or self.settings
-        wanted = applied
-        if self.settings.global_batch == applied.global_batch:
-            wanted = replace(
-                applied, **{name: getattr(self.settings, name) for name in _NEXT_GRANT}
-            )
+        plan, wanted = self._known_plan(), self._within_epoch()
         position = replace(self._known_position(), step=self.granted)
-        changes = describe_changes(applied, wanted)
+        changes = describe_changes(self.applied, wanted)
         fresh = self._make(wanted, position, "; ".join(changes) or self.why_balanced)
         same = (fresh.batches, fresh.micro_batches) == (plan.batches, plan.micro_batches)
         self.applied = wanted
@@ -244,6 +244,13 @@ class Course:
             return None
         self.plan = fresh
         return NewPlan(plan=fresh, changes=changes)
+
+    def _within_epoch(self) -> Settings:
+        """Returns what is in force, with those of the user's changes that need not wait."""
+        applied = self.applied or self.settings
+        if self.settings.global_batch != applied.global_batch:
+            return applied  # the new batches are for the new global batch
+        return replace(applied, **{name: getattr(self.settings, name) for name in _NEXT_GRANT})
 
     def _make(self, settings: Settings, position: Position, reason: str) -> Plan:
         self._version += 1

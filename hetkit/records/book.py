@@ -26,12 +26,21 @@ class Book:
         self._records: list[StepRecord] = []
         self._events: list[str] = []
         self._changes: tuple[str, ...] = ()
+        self._again = False
 
     def begin_epoch(self, changes: Sequence[str]) -> None:
-        """Starts an epoch's account."""
+        """Starts an epoch's account; after a `roll_back`, that of the same epoch once more.
+
+        All rows of earlier epochs have come by now. What is still pending came from workers that
+        are gone, and must not be taken for a part of the steps to come.
+        """
+        if not self._again:
+            self._events = []
+            self._changes = ()
+        self._again = False
         self._records = []
-        self._events = []
-        self._changes = tuple(changes)
+        self._changes += tuple(changes)
+        self._forget_pending()
 
     def take(
         self, rank: int, rows: Sequence[StepRow]
@@ -97,8 +106,12 @@ class Book:
         return row
 
     def roll_back(self) -> None:
-        """Forgets the epoch's account; its steps are executed again."""
+        """Forgets the epoch's steps, which are executed again; its events and changes stay."""
+        self._again = True
         self._records = []
+        self._forget_pending()
+
+    def _forget_pending(self) -> None:
         self._assembly = StepAssembly(self.history.world_size, self._assembly.origin)
 
     def recent_step_s(self) -> float | None:

@@ -30,10 +30,6 @@ from hetkit.worker.emulation import EmulatedLink
 _log = logging.getLogger(__name__)
 
 
-class PeerLostError(WorkerError):
-    """A collective failed: another rank is gone or has given up. This rank is only a victim."""
-
-
 class GroupWire:
     """Carries tensors over a process group; stamps each collective and counts its bytes.
 
@@ -153,7 +149,7 @@ class Exchange:
             buffer, future = job
             try:
                 if self.error is not None:
-                    raise PeerLostError("an earlier exchange of this rank failed") from self.error
+                    raise WorkerError("an earlier exchange of this rank failed") from self.error
                 future.set_result(self._sum(buffer))
             except Exception as error:  # noqa: BLE001 - the future takes it to the main thread
                 # The main thread is inside backward() and raises what the future holds.

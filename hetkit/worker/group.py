@@ -1,6 +1,7 @@
 """The process group: a store on loopback, the ranks' default group, the engine's own."""
 
 import os
+import re
 import socket
 from datetime import timedelta
 
@@ -9,6 +10,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 LOOPBACK = "127.0.0.1"
+
+_GLOO_SOURCE = re.compile(r"gloo/[\w/]+\.(?:cc|h):\d+")
+"""How gloo's own errors begin: with the place in its source. Their type is a plain RuntimeError."""
 
 
 def host_store() -> TCPStore:
@@ -56,6 +60,22 @@ def leave_group() -> None:
     """Destroys the process groups, if there are any."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Tells whether a collective failed: another rank is gone or has given up.
+
+    Wherever it was raised: in the exchange, in DDP's own collectives, or in the user's code.
+
+    Example:
+        >>> is_peer_loss(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection reset by peer"))
+        True
+        >>> is_peer_loss(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+        False
+    """
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and _GLOO_SOURCE.search(str(error)) is not None
 
 
 def _loopback_interface() -> str:

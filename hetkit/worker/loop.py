@@ -36,6 +36,7 @@ from hetkit.worker.data import (
 )
 from hetkit.worker.emulation import DeviceClock
 from hetkit.worker.exchange import Exchange
+from hetkit.worker.group import is_peer_loss
 from hetkit.worker.loss import measure
 from hetkit.worker.memory import MemoryMeter
 from hetkit.worker.meter import Meter
@@ -201,8 +202,9 @@ class TrainingLoop:
 
     @property
     def exchange_failed(self) -> bool:
-        """Whether a collective of this rank failed: another rank is gone or has given up."""
-        return self._exchange is not None and self._exchange.error is not None
+        """Whether the exchange failed because another rank is gone or has given up."""
+        error = self._exchange.error if self._exchange is not None else None
+        return error is not None and is_peer_loss(error)
 
     def close(self) -> None:
         """Ends the exchange's thread."""
