@@ -74,30 +74,10 @@ class BatchControls:
             layout={"width": "147px"},
         )
         text_px = min(190, max(84, *(7 * len(device.label) + 14 for device in session.devices)))
-        self.sliders = [
-            ipw.IntSlider(
-                description=device.label,
-                continuous_update=False,
-                readout=False,
-                style={"description_width": f"{text_px}px"},
-                layout={"width": f"{text_px + 152}px"},
-            )
-            for device in session.devices
-        ]
-        self.boxes = [
-            ipw.BoundedIntText(
-                description="samples",
-                tooltip=f"Samples of {device.label} in a step",
-                style={"description_width": "56px"},
-                layout={"width": "120px"},
-            )
-            for device in session.devices
-        ]
+        self.sliders = [_slider(device.label, text_px) for device in session.devices]
+        self.boxes = [_box(device.label) for device in session.devices]
         self.shares = [ipw.Label(layout={"width": "40px"}) for _ in session.devices]
-        rows = [
-            ipw.HBox(row, layout={"margin": "0"})
-            for row in zip(self.sliders, self.boxes, self.shares, strict=True)
-        ]
+        rows = [ipw.HBox(row) for row in zip(self.sliders, self.boxes, self.shares, strict=True)]
         self._note = effect_note()
         self.widget = ipw.VBox([self.mode, self._note], layout={"margin": "0 8px 0 0"})
         self.manual = ipw.HBox(rows, layout={"flex_flow": "row wrap"})
@@ -157,3 +137,22 @@ class BatchControls:
         wanted = share_rest(self._shown, rank, batch)
         attempt(lambda: self._session.set(batches=list(wanted)), self._report)
         self.refresh()
+
+
+def _slider(label: str, text_px: int) -> Any:
+    return ipw.IntSlider(
+        description=label,
+        continuous_update=False,
+        readout=False,
+        style={"description_width": f"{text_px}px"},
+        layout={"width": f"{text_px + 152}px"},
+    )
+
+
+def _box(label: str) -> Any:
+    return ipw.BoundedIntText(
+        description="samples",
+        tooltip=f"Samples of {label} in a step",
+        style={"description_width": "56px"},
+        layout={"width": "120px"},
+    )

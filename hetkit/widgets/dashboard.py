@@ -64,6 +64,21 @@ class Dashboard:
 
     Attributes:
         widget: The root `ipywidgets.VBox`, to display or to put into a layout of one's own.
+
+    Example:
+        >>> import torch, hetkit as hk
+        >>> task = hk.Task(
+        ...     model=lambda: torch.nn.Linear(3, 1),
+        ...     data=torch.randn(64, 3),
+        ...     loss=lambda model, batch: model(batch).square().mean(),
+        ...     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        ... )
+        >>> with hk.Session(task, devices="cpu*2", global_batch=16) as session:
+        ...     dashboard = Dashboard(session)
+        ...     dashboard.batches.mode.value = "even"
+        ...     session.settings.batches
+        ...     dashboard.close()
+        'even'
     """
 
     def __init__(self, session: SessionLike, *, period_s: float = 0.5) -> None:

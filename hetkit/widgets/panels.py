@@ -16,6 +16,12 @@ class Plot(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
     """Shows plotly figures in the page, without `FigureWidget` and without a request to anywhere.
 
     plotly.js is sent once to each page that asks, as a message, so no notebook ever saves it.
+
+    Example:
+        >>> import plotly.graph_objects as go
+        >>> plot = Plot()
+        >>> plot.show([go.Figure(layout={"title": "loss"})])
+        >>> plot.close()
     """
 
     def __init__(self) -> None:

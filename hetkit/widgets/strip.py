@@ -33,6 +33,18 @@ class Strip(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         receive: Takes the strip's messages.
 
     Both are bound methods and held weakly: ipywidgets keeps a widget until it is closed.
+
+    Example:
+        >>> class Source:
+        ...     def snapshot(self):
+        ...         return {"kind": "snapshot", "number": 7}
+        ...     def receive(self, content):
+        ...         print("seen")
+        >>> source = Source()
+        >>> strip = Strip(source.snapshot, source.receive)
+        >>> strip.get_state()["snapshot"]["number"]
+        7
+        >>> strip.close()
     """
 
     snapshot = traitlets.Int(0).tag(sync=True, to_json=_snapshot_to_json)
