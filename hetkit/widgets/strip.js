@@ -334,7 +334,8 @@ function mountView(store, el) {
   themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
   const sizes = new ResizeObserver(redraw);
   sizes.observe(root);
-  const sight = new IntersectionObserver(([entry]) => redraw((seen = entry.isIntersecting)));
+  // Under load several changes arrive at once: only the last one is the present.
+  const sight = new IntersectionObserver((all) => redraw((seen = all.at(-1).isIntersecting)));
   sight.observe(root);
   const clock = setInterval(redraw, 1000);
   redraw();
