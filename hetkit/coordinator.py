@@ -86,6 +86,7 @@ class Coordinator:
         self._reports: dict[int, m.EpochReport] = {}
         self._failures = Failures()
         self._start_by: float | None = None
+        self._upon_start: list[Callable[[], None]] = []
         self._alive: set[Peer] = set()
         self._recoveries = 0
         self._predicted_s: float | None = None
@@ -155,34 +156,46 @@ class Coordinator:
     def run(self, epochs: int) -> None:
         """Trains ``epochs`` more epochs."""
         self._require("new", "ready", "failed")
-        self.course.run(epochs)
-        self._go()
+        self._steer(lambda: self.course.run(epochs))
 
     def pause(self) -> None:
         """Pauses at the end of what was granted."""
         self._require("starting", "running", "paused", "recovering")
-        self.course.pause()
-        self._advance()
+        self._steer(self.course.pause)
 
     def resume(self) -> None:
         """Goes on after a pause."""
         self._require("starting", "running", "paused", "recovering")
-        self.course.resume()
-        self._advance()
+        self._steer(self.course.resume)
 
     def take_steps(self, steps: int) -> None:
         """Executes exactly ``steps`` more and pauses there."""
         self._require("new", "ready", "running", "paused", "starting", "failed")
-        if not self.course.at_work:
-            self.course.run(1)
-        self.course.take_steps(steps)
-        self._go()
+
+        def take() -> None:
+            if not self.course.at_work:
+                self.course.run(1)
+            self.course.take_steps(steps)
+
+        self._steer(take)
 
     def stop(self) -> None:
         """Ends the run at the end of what was granted; the workers stay warm."""
         self._require("ready", "new", "starting", "running", "paused", "recovering")
-        self.course.stop()
-        self._advance()
+        if self.status.state != "new":
+            self._steer(self.course.stop)
+
+    def _steer(self, command: Callable[[], None]) -> None:
+        """Has the course obey: at once where the ranks stand, else once it is known where."""
+        if self.status.state in ("new", "failed"):
+            self._upon_start = [command]
+            self._set("starting", error=None)
+            self._start()
+        elif self.status.state == "starting":
+            self._upon_start.append(command)
+        else:
+            command()
+            self._advance()
 
     def change(self, settings: Settings) -> None:
         """Takes settings that were checked; `Course` knows when each takes effect."""
@@ -260,13 +273,6 @@ class Coordinator:
 
     # ── workers ──
 
-    def _go(self) -> None:
-        if self.status.state in ("new", "failed"):
-            self._set("starting", error=None)
-            self._start()
-        else:
-            self._advance()
-
     def _start(self) -> None:
         self._failures, self._reports = Failures(), {}
         self._start_by = time.monotonic() + START_TIMEOUT_S
@@ -317,10 +323,10 @@ class Coordinator:
         except HetkitError as error:
             self._fail(error)
             return
-        recovering = self.status.state == "recovering"
-        if recovering or first.step == first.epoch_first_step:
-            self.book.roll_back()  # what a failed attempt left of this epoch is executed again
-        if recovering:
+        plan = self.status.plan
+        if plan and plan.epoch == first.epoch and first.step == first.epoch_first_step:
+            self.book.roll_back()  # the epoch had begun: its steps are executed again
+        if self.status.state == "recovering":
             self.book.note(
                 "recovery",
                 f"training goes on from step {first.step}",
@@ -329,6 +335,9 @@ class Coordinator:
             )
         self.course.stand(position, caps if any(cap is not None for cap in caps) else None)
         self.balance.restart(first.step)
+        for command in self._upon_start:
+            command()
+        self._upon_start = []
         self._set("running")
         self._advance()
 

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from hetkit.errors import DataError, SessionError, SettingsError
 from hetkit.launch.crew import Crew, Job
 from hetkit.launch.local import shared_nursery
 from hetkit.launch.output import OutputLog
-from hetkit.launch.payload import dump, dump_bytes
+from hetkit.launch.payload import Payload, dump, dump_bytes
 from hetkit.plan import Plan
 from hetkit.planning.schedule import resolve_amp
 from hetkit.planning.verdict import Verdict, judge
@@ -49,8 +49,8 @@ class Session:
         task: What is trained.
         devices: ``"auto"`` (default: the machine's GPUs, else its CPU), names such as
             ``"cuda:0, cuda:1"`` or ``"cpu*2"``, devices, a fleet of `hetkit.emulate`, or
-            ``"inline"``: one rank in this very process, so that breakpoints and prints work;
-            `run` then returns when it is done.
+            ``"inline"``: one rank in this very process, which loads the data by itself too, so
+            that breakpoints and prints work; `run` then returns when it is done.
         global_batch: Samples in a step over all devices. Default 256.
         seed: Seeds the weights, the order of the samples, and what is random inside a step.
         name: What messages call the session; default: a short unique name.
@@ -103,7 +103,7 @@ class Session:
         self._folder = Path(tempfile.mkdtemp(prefix="hetkit-"))
         self._name = name or self._folder.name
         try:
-            self._payload = dump(task, self._folder)
+            self._payload = self._dump()
             if not self._inline:
                 shared_nursery().preload(task.preload)
             self._coordinator = self._make_coordinator(asked)
@@ -432,13 +432,18 @@ class Session:
         if not self._held:
             shared = [device for device in self._fleet if device.emulated or device.kind == "cuda"]
             self._held.append(claim(shared, self._name))
-        payload = dump(self._task, self._folder)
+        payload = self._dump()
         if payload.digest == self._payload.digest:
             return
         state = self._keep_state(payload.digest) if self.state == "ready" else None
         before, self._payload = self._payload, payload
         self._coordinator.ask(lambda: self._coordinator.restart_with(self._payload_path, state))
         before.remove()
+
+    def _dump(self) -> Payload:
+        # A DataLoader's processes would be forked from this very one: inline, the rank loads.
+        task = replace(self._task, num_workers=0) if self._inline else self._task
+        return dump(task, self._folder)
 
     def _keep_state(self, name: str) -> Path:
         return self._save_state().rename(self._folder / f"before-{name}.ckpt")

@@ -108,8 +108,8 @@ def first_cause(failures: Iterable[Failed]) -> Failed | None:
 def revive(failed: Failed, label: str) -> Exception:
     """Returns the worker's exception as itself, with a note of where it was raised.
 
-    An exception whose type cannot be brought back here, one that cannot tell its text, or one that would end the kernel
-    (``SystemExit``), becomes a `RemoteError` with its text.
+    An exception whose type cannot be brought back here, one that cannot tell its text, or one that
+    would end the kernel (``SystemExit``), becomes a `RemoteError` with its text.
 
     Args:
         failed: The worker's account.

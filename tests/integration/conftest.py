@@ -1,5 +1,6 @@
 """Small tasks, and ways to look at what real processes do."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -29,9 +30,20 @@ def _no_lock_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     yield
     deadline = time.monotonic() + LIMIT_S
-    while left := [path for path in folder.rglob("*") if path.is_file()]:
-        assert time.monotonic() < deadline, f"still locked: {left}"
+    while held := [path.name for path in folder.glob("*/*.lock") if _is_locked(path)]:
+        assert time.monotonic() < deadline, f"still locked: {held}"
         time.sleep(0.01)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 @pytest.fixture(scope="session")
