@@ -42,19 +42,19 @@ class ArraySamples:
     """
 
     def __init__(self, parts: Sequence[Any], *, single: bool) -> None:
-        self._parts = tuple(torch.as_tensor(part) for part in parts)
+        self.parts = tuple(torch.as_tensor(part) for part in parts)
         self._single = single
-        lengths = {len(part) for part in self._parts}
+        lengths = {len(part) for part in self.parts}
         if len(lengths) != 1:
             raise DataError(f"the parts of data differ in length: {sorted(lengths)}.")
 
     def __len__(self) -> int:
-        return len(self._parts[0])
+        return len(self.parts[0])
 
     def fetch(self, indices: Sequence[int]) -> Any:
         """Returns the rows ``indices`` of every part."""
         rows = torch.as_tensor(indices)
-        batch = tuple(part[rows] for part in self._parts)
+        batch = tuple(part[rows] for part in self.parts)
         return batch[0] if self._single else batch
 
 
@@ -89,12 +89,16 @@ def open_samples(data: Any, collate: Collate | None) -> ArraySamples | DatasetSa
             f"data of type {type(data).__name__} has no length: give a map-style dataset "
             "(__len__ and __getitem__), tensors, or a callable that makes one."
         )
+    if isinstance(data, (torch.Tensor, np.ndarray)) and data.ndim == 0:
+        raise DataError("data has no dimension: give one with the samples as its first.")
     if isinstance(data, (torch.Tensor, np.ndarray)) and collate is None:
         samples = ArraySamples([data], single=True)
     elif type(data) is TensorDataset and collate is None:
         samples = ArraySamples(data.tensors, single=False)
-    elif _is_arrays(data) and collate is None:
+    elif _is_arrays(data):
         samples = ArraySamples(data, single=False)
+        if collate is not None:
+            samples = DatasetSamples(TensorDataset(*samples.parts), collate)
     else:
         samples = DatasetSamples(data, collate)
     if len(samples) == 0:

@@ -162,10 +162,10 @@ class Exchange:
         if self.inverse_scale != 1.0:
             buffer.mul_(self.inverse_scale)
         self.codec.exchange(buffer, self._wire)
-        self.bucket_bytes.append(buffer.numel() * buffer.element_size())
-        self.wire_bytes += self.codec.wire_bytes(
-            buffer.numel(), buffer.element_size(), self._wire.world_size
-        )
+        reals = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+        elements, size = reals.numel(), reals.element_size()
+        self.bucket_bytes.append(elements * size)
+        self.wire_bytes += self.codec.wire_bytes(elements, size, self._wire.world_size)
         self.busy.append((start, time.monotonic()))
         return buffer
 

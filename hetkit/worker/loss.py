@@ -1,5 +1,6 @@
 """What a user's loss returned: a mean over samples, or (mean, count) over something else."""
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -31,11 +32,16 @@ def measure(returned: Any, samples: int, *, name: str = "loss") -> tuple[Any, fl
                 "return its mean over the batch as a scalar, or (mean, count)."
             )
         mean = mean.reshape(())
-    elif not isinstance(mean, (int, float)):
+    elif not isinstance(mean, Real):
         raise LossError(
             f"{name} returned {type(mean).__name__}: return a scalar tensor, or (mean, count)."
         )
-    denominator = float(count)
+    try:
+        denominator = float(count)
+    except (TypeError, ValueError, RuntimeError):
+        denominator = float("nan")
     if not 0 <= denominator < float("inf"):
-        raise LossError(f"{name} returned count {count!r}: it must be finite and at least 0.")
+        raise LossError(
+            f"{name} returned count {count!r}: it must be a finite number of at least 0."
+        )
     return mean, denominator, counted

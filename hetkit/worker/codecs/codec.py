@@ -32,4 +32,7 @@ class Codec(Protocol):
         """
 
     def wire_bytes(self, elements: int, element_bytes: int, world_size: int) -> float:
-        """Returns the bytes that one rank sends for a bucket, without sending them."""
+        """Returns the bytes that one rank sends for a bucket, without sending them.
+
+        A complex element counts as two real ones.
+        """

@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+from hetkit.devices.device import Device, Emulation
+from hetkit.worker.emulation import EmulatedMemory, EmulatedOutOfMemoryError
+from hetkit.worker.memory import MemoryMeter, training_bytes
+
+CPU = torch.device("cpu")
+
+
+def test_an_emulated_device_reports_its_own_memory_and_its_peak():
+    emulation = Emulation(memory_bytes=1000)
+    device = Device(name="T4", kind="cpu", index=0, key="e:0", emulation=emulation)
+    meter = MemoryMeter(CPU, EmulatedMemory(device, 100.0, 10.0))
+    readings = [meter.read(micro_batch) for micro_batch in (10, 50, 20)]
+    assert [reading.used_bytes for reading in readings] == [200, 600, 300]
+    assert [reading.peak_bytes for reading in readings] == [200, 600, 600]
+    with pytest.raises(EmulatedOutOfMemoryError):
+        meter.read(91)
+
+
+def test_on_the_cpu_it_is_the_process_that_counts():
+    meter = MemoryMeter(CPU, None)
+    before = meter.read(1)
+    kept = torch.ones(8_000_000)
+    after = meter.read(1)
+    assert after.used_bytes - before.used_bytes > 0.5 * kept.numel() * 4
+    assert after.peak_bytes >= after.used_bytes
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "copies"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1), 2),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 3),
+        (lambda p: torch.optim.AdamW(p), 4),
+    ],
+    ids=["sgd", "momentum", "adamw"],
+)
+def test_training_keeps_weights_gradients_and_the_optimizers_state(optimizer, copies):
+    model = torch.nn.Linear(100, 100)
+    before = [p.detach().clone() for p in model.parameters()]
+    found = training_bytes(optimizer, model)
+    assert found == pytest.approx(copies * 4 * 10_100, rel=0.001)
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_frozen_parameters_and_buffers_count_once():
+    model = torch.nn.Linear(100, 100, bias=False).requires_grad_(False)
+    model.register_buffer("table", torch.zeros(50, dtype=torch.float64))
+    model.head = torch.nn.Linear(10, 1, bias=False)
+    found = training_bytes(lambda p: torch.optim.SGD(p, lr=0.1), model)
+    assert found == 4 * 10_000 + 8 * 50 + 2 * 4 * 10
