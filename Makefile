@@ -47,7 +47,7 @@ check: setup  ## style, types, and who may import whom
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 browser: setup  ## run the tests that drive JupyterLab in Chromium, alone
 	$(BIN)/python -m pytest -m browser tests/browser
