@@ -23,6 +23,10 @@ from hetkit.planning.exchange_time import ring_bytes, ring_seconds
 FORWARD_SHARE = 1 / 3
 """Share of a step's compute that the forward pass takes."""
 
+_LATE = 0.1
+_LATE_STEPS = 5
+"""So many steps running, each late by more than so much of it, are no hiccup of this machine."""
+
 
 class EmulatedOutOfMemoryError(torch.OutOfMemoryError):
     """The emulated device's memory does not hold what the step needs."""
@@ -35,6 +39,11 @@ class DeviceClock:
         emulation: The device's behaviour; ``sample_s`` must be known by now.
         sample_s: Seconds per sample at pace 1, where ``emulation`` leaves it open.
         rank: Makes the jitter differ between ranks.
+
+    Attributes:
+        real_s: Seconds that this machine computed in the step.
+        late_s: Seconds by which that was longer than the device's own computing.
+        due_s: Seconds of the device's own computing in the step.
 
     Example:
         >>> clock = DeviceClock(Emulation(pace=2.0, sample_s=0.002), 0.002, rank=0)
@@ -51,8 +60,13 @@ class DeviceClock:
         self._elapsed_s = 0.0
         self._micro_start = 0.0
         self._micro_s = 0.0
-        self.real_s = 0.0
-        self.late_s = 0.0
+        self._late_steps = 0
+        self.real_s = self.late_s = self.due_s = 0.0
+
+    @property
+    def outpaced(self) -> bool:
+        """Whether this machine has not kept up with the device for some steps."""
+        return self._late_steps >= _LATE_STEPS
 
     def compute_s(self, samples: int, precision: str, step: int, elapsed_s: float) -> float:
         """Returns the wall seconds that a micro-batch takes: launch + samples / pace, noise out.
@@ -81,7 +95,9 @@ class DeviceClock:
             self._first_step_at = now
         self._elapsed_s = now - self._first_step_at
         self._step = step
-        self.real_s = self.late_s = 0.0
+        late = self.late_s > _LATE * self.due_s > 0
+        self._late_steps = self._late_steps + 1 if late else 0
+        self.real_s = self.late_s = self.due_s = 0.0
         e = self._emulation
         if e.jitter:
             draw = random.Random(f"{e.seed}/{self._rank}/{step}").gauss(1.0, e.jitter)
@@ -100,17 +116,20 @@ class DeviceClock:
 
     def backward_done(self, share: float) -> None:
         """Holds until ``share`` (0 … 1) of the device's backward has ended."""
-        self._hold(FORWARD_SHARE + (1 - FORWARD_SHARE) * share)
+        late_s = self._hold(FORWARD_SHARE + (1 - FORWARD_SHARE) * share)
+        if share >= 1:
+            self.due_s += self._micro_s
+            self.late_s += late_s
 
-    def _hold(self, share: float) -> None:
+    def _hold(self, share: float) -> float:
+        """Waits until ``share`` of the micro-batch is due; returns the seconds it came too late."""
         now = time.monotonic()
         self.real_s += now - self._phase_start
         due = self._micro_start + share * self._micro_s
         if due > now:
             time.sleep(due - now)
-        else:
-            self.late_s = max(self.late_s, now - due)
         self._phase_start = time.monotonic()
+        return max(0.0, now - due)
 
 
 class EmulatedLink:

@@ -206,6 +206,11 @@ class TrainingLoop:
         error = self._exchange.error if self._exchange is not None else None
         return error is not None and is_peer_loss(error)
 
+    @property
+    def outpaced(self) -> bool:
+        """Whether this machine computes slower than the device that it emulates."""
+        return self._clock is not None and self._clock.outpaced
+
     def close(self) -> None:
         """Ends the exchange's thread."""
         if self._exchange is not None:

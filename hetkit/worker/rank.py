@@ -64,6 +64,7 @@ class Rank:
         self._store: TCPStore | None = None
         self._plans: deque[Plan] = deque()
         self._left = False
+        self._told_outpaced = False
 
     def hello(self) -> None:
         """Tells the coordinator that this worker has connected."""
@@ -182,6 +183,13 @@ class Rank:
                 os.kill(os.getpid(), signal.SIGKILL)
             loop.run_step()
         loop.flush()
+        if loop.outpaced and not self._told_outpaced:
+            self._told_outpaced = True
+            self._notice(
+                "warning",
+                f"this machine is slower than the emulated {join.devices[join.rank].label}: its "
+                "compute times are the machine's own. Give a larger sample_s or time_scale.",
+            )
 
     def _end_epoch(self, message: m.EndEpoch) -> None:
         loop, parts = self._running(), self._built()
@@ -298,7 +306,7 @@ def _is_victim(error: BaseException, loop: TrainingLoop | None) -> bool:
 
 def _pickled_error(error: BaseException) -> bytes:
     try:
-        return dump_bytes(error.with_traceback(None))
+        return dump_bytes(error)
     except HetkitError:
         return b""
 

@@ -96,13 +96,38 @@ def test_real_compute_that_is_slower_than_the_device_is_told(clock_of):
     clock, time = clock_of(), clock_of.time
     clock.begin_step(0)
     clock.begin_micro_batch(30, "off")
-    time.compute(0.25)
+    time.compute(0.25)  # the forward is late, and the backward catches up
     clock.forward_done()
-    assert clock.late_s == pytest.approx(0.15)
-    clock.backward_done(1.0)  # catches up
-    assert clock.late_s == pytest.approx(0.15)
+    clock.backward_done(1.0)
+    assert (clock.late_s, clock.due_s) == (0.0, pytest.approx(0.3))
+    clock.begin_micro_batch(30, "off")
+    time.compute(0.4)
+    clock.backward_done(1.0)
+    assert (clock.late_s, clock.due_s) == pytest.approx((0.1, 0.6))
     clock.begin_step(1)
-    assert (clock.late_s, clock.real_s) == (0.0, 0.0)
+    assert (clock.late_s, clock.due_s, clock.real_s) == (0.0, 0.0, 0.0)
+
+
+def test_a_machine_is_outpaced_when_it_is_late_for_some_steps_running(clock_of):
+    clock, time = clock_of(), clock_of.time
+    told = []
+    for step, real_s in enumerate([0.5] * 4 + [0.05] + [0.5] * 6 + [0.32] * 2):
+        clock.begin_step(step)
+        told.append(clock.outpaced)
+        clock.begin_micro_batch(30, "off")
+        time.compute(real_s)
+        clock.backward_done(1.0)
+    assert [step for step, outpaced in enumerate(told) if outpaced] == [10, 11]
+
+
+def test_a_rank_without_samples_is_never_late(clock_of):
+    clock, time = clock_of(), clock_of.time
+    for step in range(10):
+        clock.begin_step(step)
+        clock.begin_micro_batch(0, "off")
+        time.compute(0.1)
+        clock.backward_done(1.0)
+    assert not clock.outpaced
 
 
 def noises(clock: DeviceClock, time: FakeTime, steps: range) -> list[float]:
