@@ -311,7 +311,6 @@ class Coordinator:
     def _on_ready(self, readies: tuple[m.Ready, ...]) -> None:
         first = readies[0]
         self._start_by = None
-        self._alive = {Peer(self.crew.generation, ready.rank) for ready in readies}
         position = Position(
             epoch=first.epoch,
             step=first.step,

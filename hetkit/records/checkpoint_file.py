@@ -53,7 +53,7 @@ def unpack(path: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
     state = folder / "loaded.ckpt"
     try:
         with zipfile.ZipFile(path) as archive:
-            facts = json.loads(archive.read(_FACTS))
+            facts = _checked(json.loads(archive.read(_FACTS)))
             with archive.open(_STATE) as source, open(state, "wb") as target:
                 shutil.copyfileobj(source, target)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
@@ -61,3 +61,10 @@ def unpack(path: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
             f"{path} is not a hetkit checkpoint ({error}): give a file that session.save() wrote."
         ) from error
     return state, facts
+
+
+def _checked(facts: Any) -> dict[str, Any]:
+    whole = isinstance(facts, dict) and isinstance(facts.get("settings"), dict)
+    if not whole or not isinstance(facts.get("seed"), int):
+        raise ValueError("it lacks the seed or the settings")
+    return dict(facts)
