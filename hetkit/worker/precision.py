@@ -78,7 +78,8 @@ def all_finite(gradients: Iterable[torch.Tensor]) -> bool:
     """
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for gradient in gradients:
-        reals = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+        values = gradient._values() if gradient.is_sparse else gradient
+        reals = torch.view_as_real(values) if values.is_complex() else values
         by_device.setdefault(reals.device, []).append(reals)
     for device, tensors in by_device.items():
         found = torch.zeros(1, device=device)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from hetkit.errors import LossError, TaskError
 from hetkit.task import Task
@@ -58,8 +59,14 @@ def probe(
 
     Raises:
         LossError: The loss is not a scalar that depends on the parameters.
-        TaskError: The model has no parameter to train.
+        TaskError: The model has no parameter to train, or one without a shape.
     """
+    shapeless = [name for name, p in model.named_parameters() if is_lazy(p)]
+    if shapeless:
+        raise TaskError(
+            f"{', '.join(shapeless)} have no shape yet: run the model's lazy modules on a sample "
+            "inside model=…, before it is returned."
+        )
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise TaskError("the model has no parameter that requires a gradient: nothing to train.")

@@ -337,6 +337,39 @@ def test_unused_heads_model_methods_and_two_forwards_are_as_in_one_process():
         assert "ignored.weight" in notice.text
 
 
+class Tied(torch.nn.Module):
+    """Two layers share their weights, and a sparse table looks one pixel up."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(17, 64, sparse=sparse)
+        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.head = torch.nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        looked_up = self.table((images[:, 20] * 16).long())
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(images + looked_up)))))
+
+
+@pytest.mark.parametrize("devices", ["cpu*1", "cpu*2"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_tied_weights_sparse_gradients_and_loader_processes_are_as_in_one_process(devices, sparse):
+    task = single_task(
+        model=lambda: Tied(sparse),
+        num_workers=0 if sparse else 1,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    plain = Plain(task).train(range(2))
+    split = {"cpu*1": [48], "cpu*2": [40, 8]}[devices]
+    with hk.Session(
+        task, devices=devices, global_batch=GLOBAL_BATCH, seed=SEED, batches=split, micro_batch=13
+    ) as session:
+        for _ in range(2):
+            one_epoch(session, batches=split[::-1])
+        np.testing.assert_allclose(curve(session), plain.losses, rtol=1e-5)
+
+
 # ── why it needs the weighting at all ──
 
 

@@ -67,6 +67,12 @@ def test_one_bad_element_is_found_in_any_type_and_nothing_is_changed(dtype, bad)
     assert torch.equal(spoilt.isfinite(), before.isfinite())
 
 
+def test_a_sparse_gradient_is_looked_at_where_it_has_values():
+    good = torch.sparse_coo_tensor([[1, 3]], torch.ones(2), (9,), check_invariants=True)
+    assert all_finite([good, torch.ones(2)])
+    assert not all_finite([good * math.nan])
+
+
 def test_types_may_be_mixed_and_large_values_are_finite():
     largest = [torch.full((2,), torch.finfo(dtype).max, dtype=dtype) for dtype in DTYPES[:4]]
     assert all_finite(largest)

@@ -119,6 +119,11 @@ def test_a_loss_that_cannot_train_is_refused(loss, said):
         run(torch.nn.Linear(4, 3), loss)
 
 
+def test_a_lazy_module_is_refused_with_what_to_do():
+    with pytest.raises(TaskError, match=r"weight, bias have no shape yet.*inside model="):
+        run(torch.nn.LazyLinear(3))
+
+
 @pytest.mark.parametrize(
     "model", [torch.nn.ReLU(), torch.nn.Linear(4, 1).requires_grad_(False)], ids=repr
 )
