@@ -149,7 +149,7 @@ class Course:
         self.paused, self._budget = False, None
 
     def take_steps(self, steps: int) -> None:
-        """Grants exactly ``steps`` more, beyond the run's last epoch if need be, and pauses there."""
+        """Grants exactly ``steps`` more, past the run's last epoch if need be, and pauses there."""
         self.paused = True
         self._budget = max(self.granted, self._budget or 0) + steps
 
