@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hetkit.errors import HetkitError, LaunchError, SessionError, WorkerDied
+from hetkit.errors import HetkitError, LaunchError, PlanError, SessionError, WorkerDied
 from hetkit.launch import messages as m
 from hetkit.launch.calls import Calls
 from hetkit.launch.channel import Peer
@@ -43,6 +43,8 @@ from hetkit.settings import Settings
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
+"""How long the workers' processes may take to connect."""
+
 LAST_LINES = 80
 """Of a dead worker's output: a fault in native code prints the stack of each of its threads."""
 
@@ -293,6 +295,8 @@ class Coordinator:
                 except LaunchError as error:
                     self._fail(error)
                     return
+                if self.crew.all_here:
+                    self._start_by = None  # how long the user's own code takes, only the user knows
                 if readies is not None:
                     self._on_ready(readies)
             case m.Progress():
@@ -310,7 +314,6 @@ class Coordinator:
 
     def _on_ready(self, readies: tuple[m.Ready, ...]) -> None:
         first = readies[0]
-        self._start_by = None
         position = Position(
             epoch=first.epoch,
             step=first.step,
@@ -345,7 +348,11 @@ class Coordinator:
         if emulation is None or emulation.memory_bytes is None or ready.sample_bytes is None:
             return None
         model = MemoryModel(fixed_bytes=ready.fixed_bytes or 0.0, sample_bytes=ready.sample_bytes)
-        return largest_micro_batch(model, emulation.memory_bytes)
+        try:
+            return largest_micro_batch(model, emulation.memory_bytes)
+        except PlanError as error:
+            error.add_note(f"on rank {ready.rank} ({self._job.devices[ready.rank].label})")
+            raise
 
     def _advance(self) -> None:
         """Tells the ranks what the course says, and what state that is."""
@@ -479,7 +486,7 @@ class Coordinator:
     def _on_start_timeout(self) -> None:
         self._fail(
             LaunchError(
-                f"the workers were not ready after {START_TIMEOUT_S:.0f} s; the last output of "
+                f"the workers had not connected after {START_TIMEOUT_S:.0f} s; the last output of "
                 f"rank 0:\n{self._output.tail(0, 20) or '(none)'}"
             )
         )

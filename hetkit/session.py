@@ -35,8 +35,6 @@ from hetkit.task import Task
 if TYPE_CHECKING:
     import torch
 
-ANSWER_TIMEOUT_S = 120.0
-
 
 class Session:
     """Trains a task on a fleet of devices, and lets a user watch and steer it.
@@ -412,7 +410,8 @@ class Session:
         self._coordinator.ask(lambda: ask(future))
         if self._inline and self._worker is not None:
             self._worker.serve(until=future.done)
-        return future.result(ANSWER_TIMEOUT_S)
+        # No time limit: only the user knows how long it takes. A death or a close() ends the wait.
+        return future.result()
 
     # ── inside ──
 
@@ -454,10 +453,9 @@ class Session:
         from hetkit.worker.rank import Rank
 
         crew, coordinator = self._coordinator.crew, self._coordinator
-        coordinator.wait(lambda status: crew.link is not None, ANSWER_TIMEOUT_S)
+        if crew.link is None:
+            return
         if self._worker is None or self._worker.generation != crew.generation:
-            if crew.link is None:
-                return
             self._worker = Rank(crew.link, crew.generation, 0)
             self._worker.hello()
         rests = ("ready", "paused", "failed", "closed")

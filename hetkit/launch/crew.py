@@ -136,6 +136,11 @@ class Crew:
                     return tuple(self._ready[rank] for rank in sorted(self._ready))
         return None
 
+    @property
+    def all_here(self) -> bool:
+        """Whether every worker's process has connected; it builds the user's task next."""
+        return len(self._here) == len(self._devices())
+
     def tell(self, message: m.Message) -> None:
         """Sends a message to every rank."""
         for rank in range(len(self._devices())):

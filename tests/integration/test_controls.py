@@ -195,6 +195,28 @@ def test_closing_while_it_starts_leaves_nothing(make_session, until, gone):
     assert session.state == "closed"
 
 
+def test_stopping_while_it_starts_leaves_warm_workers(make_session, reach, places):
+    session = make_session()
+    session.run(epochs=3)
+    session.stop()
+    reach(session, "ready")
+    assert len(set(places(session))) == 1
+    assert len(session.ledger) < 3
+
+
+def test_a_close_from_another_thread_ends_the_wait_and_the_call(make_session, slow, reach):
+    session = make_session(devices=slow)
+    session.run(epochs=50)
+    reach(session, "running")
+    closing = threading.Timer(0.2, session.close)
+    closing.start()
+    with pytest.raises(hk.SessionError, match="closed"):
+        session.call(lambda worker: time.sleep(LIMIT_S))
+    session.wait(LIMIT_S)
+    closing.join(LIMIT_S)
+    assert session.state == "closed"
+
+
 def test_a_forgotten_session_ends_its_workers(make_task, fast, pids, gone, until):
     session = hk.Session(make_task(), devices=fast, global_batch=16)
     session.run()

@@ -22,18 +22,23 @@ def told(session, kind):
     return [event.text for event in session.history.events if event.kind == kind]
 
 
-@pytest.mark.parametrize("dies_at", [0, 6, 8])
-def test_an_emulated_death_changes_nothing_in_the_result(make_session, weights, dies_at):
-    """In the first step, in the middle of an epoch and at its first step."""
+@pytest.mark.parametrize(
+    "deaths",
+    [{"V100 #1": 0}, {"V100 #1": 6}, {"V100 #1": 8}, {"V100 #1": 5, "A100 #0": 10}],
+    ids=["in the first step", "mid-epoch", "in an epoch's first step", "one after the other"],
+)
+def test_an_emulated_death_changes_nothing_in_the_result(make_session, weights, deaths):
     results = []
-    for deaths in ({}, {"V100 #1": dies_at}):
-        fleet = hk.emulate("A100 + V100", pace={"A100": 2.0}, sample_s=1e-5, dies_at=deaths)
+    for dying in ({}, deaths):
+        fleet = hk.emulate("A100 + V100", pace={"A100": 2.0}, sample_s=1e-5, dies_at=dying)
         session = make_session(devices=fleet, batches=[10, 6])
         session.run(epochs=4)
         session.wait(LIMIT_S)
         results.append((weights(session), [row.loss for row in session.ledger]))
         assert row_steps(session) == [(e, 4 * e, 4 * e + 3) for e in range(4)]
-        assert len(told(session, "failure")) == len(told(session, "recovery")) == len(deaths)
+        assert len(told(session, "failure")) == len(told(session, "recovery")) == len(dying)
+        in_rows = [event for row in session.ledger for event in row.events if "died" in event]
+        assert in_rows == told(session, "failure"), "the ledger does not tell of the death"
         session.close()
     assert torch.equal(results[0][0], results[1][0])
     assert results[0][1] == results[1][1]
@@ -130,6 +135,48 @@ def test_an_exception_while_workers_are_replaced_arrives_as_itself(
     session.run(2)
     with pytest.raises(ZeroDivisionError, match="the second time"):
         session.wait(LIMIT_S)
+
+
+def test_a_death_in_the_validation_is_recovered_from(make_session, make_task, numbers, tmp_path):
+    mark = tmp_path / "died"
+
+    def dies_once(model, batch):
+        if torch.distributed.get_rank() == 0 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(())
+
+    session = make_session(make_task(validate=numbers, metrics={"zero": dies_once}))
+    session.run(2)
+    session.wait(LIMIT_S)
+    assert row_steps(session) == [(0, 0, 3), (1, 4, 7)]
+    assert [row.metrics["zero"] for row in session.ledger] == [0.0, 0.0]
+    steps, _ = session.history.series("step_s")
+    assert steps.tolist() == list(range(8))
+
+
+def test_closing_while_it_recovers_leaves_nothing(make_session, slow, reach, pids, until, gone):
+    session = make_session(devices=slow)
+    session.run(epochs=3)
+    until(lambda: session.progress.step >= 1)
+    workers = pids(session)
+    os.kill(workers[1], signal.SIGKILL)
+    reach(session, "recovering")
+    session.close()
+    until(lambda: all(gone(pid) for pid in workers))
+
+
+def test_a_pause_while_it_recovers_holds_after_it(make_session, slow, reach, pids, until, places):
+    session = make_session(devices=slow)
+    session.run(epochs=2)
+    until(lambda: session.progress.step >= 1)
+    kill_one_of(session, pids)
+    reach(session, "recovering")
+    session.pause()
+    reach(session, "paused")
+    assert len(set(places(session))) == 1
+    session.stop()
+    reach(session, "ready")
 
 
 def test_who_waits_for_a_call_is_told_that_the_worker_died(make_session, slow, reach):

@@ -125,6 +125,28 @@ def test_an_exception_in_the_models_constructor_names_the_build(make_session, ma
     assert "while it was built" in notes(error)
 
 
+@pytest.mark.parametrize("part", ["optimizer", "scheduler", "collate", "metrics", "data"])
+def test_an_exception_in_any_part_of_the_task_arrives_as_itself(
+    make_session, make_task, numbers, part
+):
+    def broken(*arguments):
+        raise LossWentWrongError(0, why=f"in the {part}")
+
+    parts = {part: {"broken": broken} if part == "metrics" else broken, "validate": numbers}
+    error = failed(make_session(make_task(**parts)))
+    assert type(error) is LossWentWrongError
+    assert error.why == f"in the {part}"
+    assert "in broken" in notes(error)
+
+
+def test_a_device_whose_memory_holds_not_even_one_sample_says_so(make_session):
+    fleet = hk.emulate("A100 + V100", sample_s=1e-4, memory={"A100": "16GB", "V100": 64})
+    error = failed(make_session(devices=fleet, batches=[10, 6]))
+    assert type(error) is hk.PlanError
+    assert "not even one sample fits" in str(error)
+    assert notes(error) == "on rank 1 (V100 #1)"
+
+
 class BrokenData(torch.utils.data.Dataset):
     def __len__(self):
         return 64

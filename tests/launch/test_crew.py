@@ -92,6 +92,16 @@ def test_another_version_of_the_messages_is_refused_with_a_way_out(crew):
         crew.hear(Peer(1, 1), hello)
 
 
+def test_all_are_here_when_the_last_has_said_hello(crew):
+    """From then on the user's own code runs, which may take as long as it likes."""
+    for generation in (1, 2):
+        crew.start(job())
+        for rank in (0, 1):
+            assert not crew.all_here
+            crew.hear(Peer(generation, rank), m.Hello(rank=rank, generation=generation, pid=7))
+        assert crew.all_here
+
+
 def test_only_living_workers_are_ended(crew, nursery):
     crew.kill()
     assert nursery.killed == []
