@@ -154,3 +154,27 @@ def cuda(index):
 )
 def test_nccl_is_for_cards_only(devices, backend):
     assert job(devices=devices).backend == backend
+
+
+class Sent:
+    """A hub that notes what it is given."""
+
+    def __init__(self):
+        self.to = {}
+
+    def send(self, peer, message):
+        self.to.setdefault(peer.rank, []).append(type(message).__name__)
+
+    def close(self):
+        pass
+
+
+def test_a_rank_that_comes_late_still_hears_where_the_others_meet(crew, monkeypatch):
+    """A message to a peer that has not connected is lost: the start once hung until its limit."""
+    crew.start(job())
+    sent = Sent()
+    monkeypatch.setattr(crew, "_hub", sent)
+    crew.hear(Peer(1, 0), m.Hello(rank=0, generation=1, pid=7))
+    crew.hear(Peer(1, 0), m.StoreReady(generation=1, port=1234))
+    crew.hear(Peer(1, 1), m.Hello(rank=1, generation=1, pid=8))
+    assert sent.to == {0: ["Join", "Rendezvous"], 1: ["Join", "Rendezvous"]}
