@@ -7,36 +7,33 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import fields, replace
-from importlib.metadata import entry_points
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetkit.coordinator import Coordinator
 from hetkit.devices.busy import Claim, claim
 from hetkit.devices.fleet import Fleet, parse_fleet
-from hetkit.errors import DataError, SessionError, SettingsError
+from hetkit.errors import SessionError, SettingsError
 from hetkit.launch.crew import Crew, Job
 from hetkit.launch.local import shared_nursery
 from hetkit.launch.output import OutputLog
 from hetkit.launch.payload import Payload, dump, dump_bytes
-from hetkit.plan import Plan
 from hetkit.planning.schedule import resolve_amp
-from hetkit.planning.verdict import Verdict, judge
 from hetkit.records.book import Book
-from hetkit.records.checkpoint_file import pack, unpack
+from hetkit.records.checkpoint_file import pack, settings_that_fit, unpack
 from hetkit.records.history import History
 from hetkit.records.ledger import Ledger
-from hetkit.records.status import Progress, State
-from hetkit.records.waiting import describe, follow
+from hetkit.records.waiting import follow
 from hetkit.settings import Settings
 from hetkit.task import Task
+from hetkit.view import View
 
 if TYPE_CHECKING:
     import torch
 
 
-class Session:
+class Session(View):
     """Trains a task on a fleet of devices, and lets a user watch and steer it.
 
     Making one checks everything that can be checked in this process and starts the workers' parent
@@ -88,23 +85,21 @@ class Session:
     ) -> None:
         if not isinstance(task, Task):
             raise SettingsError(f"task must be a hetkit.Task, not {type(task).__name__}.")
-        _check_seed(seed)
-        self.dashboard: object = None
+        _check_int("seed", seed, minimum=0)
         self._task = task
         self._seed = seed
         self._inline = devices == "inline"
-        self._fleet = parse_fleet(devices)
+        fleet = parse_fleet(devices)
         asked = Settings(global_batch=global_batch).change(**settings)
-        self._check(asked)
-        _check_data(task.data, "data")
-        _check_data(task.validate, "validate")
+        _check_settings(asked, fleet)
+        task.check_data()
         self._folder = Path(tempfile.mkdtemp(prefix="hetkit-"))
-        self._name = name or self._folder.name
+        name = name or self._folder.name
         try:
             self._payload = self._dump()
             if not self._inline:
                 shared_nursery().preload(task.preload)
-            self._coordinator = self._make_coordinator(asked)
+            super().__init__(name, fleet, self._make_coordinator(name, fleet, asked))
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
@@ -113,11 +108,9 @@ class Session:
         self._lock = threading.Lock()
         self._end = weakref.finalize(self, _end, self._coordinator, self._held, self._folder)
 
-    def _make_coordinator(self, settings: Settings) -> Coordinator:
-        fleet, folder = self._fleet, self._folder
-        labels = fleet.labels
+    def _make_coordinator(self, name: str, fleet: Fleet, settings: Settings) -> Coordinator:
+        folder, labels = self._folder, fleet.labels
         history = History(labels, [device.emulated for device in fleet])
-        self._output = OutputLog()
         job = Job(
             devices=tuple(fleet),
             payload=Path(self._payload.path),
@@ -125,13 +118,13 @@ class Session:
             global_batch=settings.global_batch,
             preload=self._task.preload,
         )
-        name, nursery = self._name, None if self._inline else shared_nursery
+        nursery = None if self._inline else shared_nursery
         return Coordinator(
             lambda deliver: Crew(name, folder, deliver, nursery),
             job,
             settings,
             Book(history, Ledger(labels)),
-            self._output,
+            OutputLog(),
             folder,
         )
 
@@ -148,14 +141,14 @@ class Session:
             SettingsError: ``epochs`` is not an int of at least 1.
             DeviceBusyError: Another session trains on one of the devices.
         """
-        _check_count("epochs", epochs)
+        _check_int("epochs", epochs, minimum=1)
         self._prepare()
         self._coordinator.ask(lambda: self._coordinator.run(epochs))
         self._serve_inline()
 
     def step(self, n: int = 1) -> None:
         """Executes exactly ``n`` more steps and pauses there. Returns at once."""
-        _check_count("n", n)
+        _check_int("n", n, minimum=1)
         if self.state in ("new", "ready", "failed"):
             self._prepare()
         self._coordinator.ask(lambda: self._coordinator.take_steps(n))
@@ -233,82 +226,8 @@ class Session:
             raise SessionError("the session is closed: make a new Session.")
         with self._lock:
             wanted = self.settings.change(**changes)
-            self._check(wanted)
+            _check_settings(wanted, self._fleet)
             self._coordinator.ask(lambda: self._coordinator.change(wanted))
-
-    def _check(self, settings: Settings) -> None:
-        settings.check_ranks(len(self._fleet))
-        resolve_amp(settings, self._fleet)
-
-    @property
-    def settings(self) -> Settings:
-        """What was asked for; `applied` is what is in force."""
-        return self._coordinator.course.settings
-
-    @property
-    def applied(self) -> Settings | None:
-        """The settings in force; None before the first step."""
-        return self._coordinator.status.applied
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan in force; None before the first step."""
-        return self._coordinator.status.plan
-
-    # ── seeing ──
-
-    @property
-    def state(self) -> State:
-        """``new, starting, ready, running, paused, recovering, failed`` or ``closed``."""
-        return self._coordinator.status.state
-
-    @property
-    def error(self) -> BaseException | None:
-        """What made the session fail; None otherwise."""
-        return self._coordinator.status.error
-
-    @property
-    def progress(self) -> Progress:
-        """How far the training is."""
-        return self._coordinator.status.progress
-
-    @property
-    def devices(self) -> Fleet:
-        """The devices, in rank order."""
-        return self._fleet
-
-    @property
-    def history(self) -> History:
-        """What was measured, per step and rank."""
-        return self._coordinator.book.history
-
-    @property
-    def ledger(self) -> Ledger:
-        """One row per epoch."""
-        return self._coordinator.book.ledger
-
-    @property
-    def output(self) -> OutputLog:
-        """What the workers printed."""
-        return self._output
-
-    def verdict(self) -> Verdict:
-        """Compares all devices, the best subset and the fastest alone, from measured step times.
-
-        Raises:
-            SessionError: Too few steps have been measured yet.
-        """
-        models, plan = self._coordinator.balance.models(), self.plan
-        if models is None or plan is None:
-            raise SessionError("too few steps have been measured for a verdict: run() a few more.")
-        return judge(
-            self._fleet.labels,
-            models,
-            plan.global_batch,
-            micro_batches=plan.micro_batches,
-            comm_s=self._coordinator.overhead.exchange_s,
-            emulated=self._fleet.emulated,
-        )
 
     # ── taking out ──
 
@@ -342,7 +261,9 @@ class Session:
         state = self._save_state()
         try:
             target = Path(path)
-            pack(target, state, {"seed": self._seed, "settings": _plain(self.settings)})
+            # In mid-epoch, the position only makes sense under the settings in force.
+            settings = self.applied or self.settings
+            pack(target, state, {"seed": self._seed, "settings": asdict(settings)})
         finally:
             state.unlink(missing_ok=True)
         return target
@@ -366,13 +287,9 @@ class Session:
             state, facts = unpack(Path(path), Path(folder))
             fleet: object = devices if devices == "inline" else parse_fleet(devices)
             world_size = len(fleet) if isinstance(fleet, Fleet) else 1
-            kept = {
-                name: value
-                for name, value in facts["settings"].items()
-                if not isinstance(value, list) or len(value) == world_size
-            }
+            kept = settings_that_fit(facts, world_size)
             session = cls(task, devices=fleet, seed=facts["seed"], **{**kept, **settings})
-            session._start_from(state)
+            session._start_from(Path(shutil.copyfile(state, session._folder / "start.ckpt")))
         return session
 
     def call(self, function: Callable[[Any], Any], ranks: Sequence[int] | None = None) -> list[Any]:
@@ -415,14 +332,9 @@ class Session:
 
     # ── inside ──
 
-    def _start_from(self, state: Path) -> None:
-        kept = self._folder / "start.ckpt"
-        shutil.copyfile(state, kept)
-        self._coordinator.ask(lambda: self._coordinator.restart_with(self._payload_path, kept))
-
-    @property
-    def _payload_path(self) -> Path:
-        return Path(self._payload.path)
+    def _start_from(self, state: Path | None) -> None:
+        payload = Path(self._payload.path)
+        self._coordinator.ask(lambda: self._coordinator.restart_with(payload, state))
 
     def _prepare(self) -> None:
         """Claims the devices, and has a task whose code has changed get fresh workers."""
@@ -436,7 +348,7 @@ class Session:
             return
         state = self._keep_state(payload.digest) if self.state == "ready" else None
         before, self._payload = self._payload, payload
-        self._coordinator.ask(lambda: self._coordinator.restart_with(self._payload_path, state))
+        self._start_from(state)
         before.remove()
 
     def _dump(self) -> Payload:
@@ -466,16 +378,6 @@ class Session:
             coordinator.wait(lambda status: status.state == "failed", 5.0)
             raise
 
-    def _ipython_display_(self) -> None:
-        for entry in entry_points(group="hetkit.display"):
-            entry.load()(self)
-            return
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        labels = ", ".join(self._fleet.labels)
-        return f"<hetkit.Session {self._name} on {labels}: {describe(self._coordinator.status)}>"
-
 
 def _end(coordinator: Coordinator, held: list[Claim], folder: Path) -> None:
     coordinator.submit(coordinator.close)
@@ -485,25 +387,12 @@ def _end(coordinator: Coordinator, held: list[Claim], folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _plain(settings: Settings) -> dict[str, Any]:
-    return {f.name: getattr(settings, f.name) for f in fields(settings)}
+def _check_settings(settings: Settings, fleet: Fleet) -> None:
+    settings.check_ranks(len(fleet))
+    resolve_amp(settings, fleet)
 
 
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SettingsError(f"{name} must be an int of at least 1, not {value!r}.")
-
-
-def _check_seed(seed: object) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise SettingsError(f"seed must be an int of at least 0, not {seed!r}.")
-
-
-def _check_data(data: Any, name: str) -> None:
-    if isinstance(data, tuple) and data and all(hasattr(part, "shape") for part in data):
-        lengths = sorted({len(part) for part in data if len(part.shape)})
-        if len(lengths) > 1:
-            raise DataError(f"the parts of {name} differ in length: {lengths}.")
-        data = data[0]
-    if hasattr(data, "__len__") and len(data) == 0:
-        raise DataError(f"{name} has no samples.")
+def _check_int(name: str, value: object, *, minimum: int) -> None:
+    good = isinstance(value, int) and not isinstance(value, bool)
+    if not good or not minimum <= value < 2**63:  # type: ignore[operator]
+        raise SettingsError(f"{name} must be an int of at least {minimum}, not {value!r}.")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetkit.errors import SettingsError, TaskError
+from hetkit.errors import DataError, SettingsError, TaskError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,6 +86,15 @@ class Task:
             raise SettingsError(f"num_workers must be at least 0, not {self.num_workers}.")
         object.__setattr__(self, "preload", _module_names(self.preload))
 
+    def check_data(self) -> None:
+        """Checks what can be known of the data without opening it.
+
+        Raises:
+            DataError: A set is empty, or its parts differ in length.
+        """
+        _check_data("data", self.data)
+        _check_data("validate", self.validate)
+
 
 def _module_names(preload: object) -> tuple[str, ...]:
     names = preload if isinstance(preload, Iterable) and not isinstance(preload, str) else (None,)
@@ -94,6 +103,17 @@ def _module_names(preload: object) -> tuple[str, ...]:
             f'preload must be a list of module names, such as ["transformers"]: {preload!r}.'
         )
     return tuple(names)
+
+
+def _check_data(name: str, data: Any) -> None:
+    if isinstance(data, tuple) and data and all(hasattr(part, "shape") for part in data):
+        lengths = sorted({len(part) for part in data if len(part.shape)})
+        if len(lengths) > 1:
+            raise DataError(f"the parts of {name} differ in length: {lengths}.")
+        data = data[0]
+    scalar = hasattr(data, "shape") and not len(data.shape)
+    if hasattr(data, "__len__") and not isinstance(data, type) and not scalar and len(data) == 0:
+        raise DataError(f"{name} has no samples.")
 
 
 def _require_callable(name: str, value: object) -> None:

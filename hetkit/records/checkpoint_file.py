@@ -68,3 +68,17 @@ def _checked(facts: Any) -> dict[str, Any]:
     if not whole or not isinstance(facts.get("seed"), int):
         raise ValueError("it lacks the seed or the settings")
     return dict(facts)
+
+
+def settings_that_fit(facts: Mapping[str, Any], world_size: int) -> dict[str, Any]:
+    """Returns a checkpoint's settings without lists for another number of ranks.
+
+    Example:
+        >>> settings_that_fit({"settings": {"amp": ["off", "fp16"], "global_batch": 8}}, 3)
+        {'global_batch': 8}
+    """
+    return {
+        name: value
+        for name, value in facts["settings"].items()
+        if not isinstance(value, list) or len(value) == world_size
+    }
