@@ -1,25 +1,13 @@
-"""Data: the one global order of the samples, and each rank's part of every step.
+"""Data: whatever the user gave, as samples that are fetched by index; batches on their way."""
 
-The order of an epoch is one permutation, the same on all ranks. A step consumes the next slice of
-it, whatever the split; the ranks cut that slice by their cumulative batches::
-
-    order   ··│ 17  3 88 42 │  5 61 ·│··        global batch 6, batches (4, 2)
-    step s    │── rank 0 ───│─rank 1─│
-
-So every split, every number of ranks and every micro-batch see the same samples in the same step.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from hetkit.errors import DataError
-from hetkit.plan import Plan
-from hetkit.planning.batch_split import ratio_split
 
 Collate = Callable[[list[Any]], Any]
 
@@ -112,113 +100,6 @@ def _is_arrays(data: Any) -> bool:
         and len(data) > 0
         and all(isinstance(part, (torch.Tensor, np.ndarray)) and part.ndim > 0 for part in data)
     )
-
-
-def epoch_order(samples: int, seed: int, epoch: int) -> torch.Tensor:
-    """Returns the epoch's permutation of all samples; equal on all ranks, whatever their number."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    return torch.randperm(samples, generator=generator)
-
-
-def step_slice(plan: Plan, step: int, samples: int) -> tuple[int, tuple[int, ...]]:
-    """Returns where the step's slice of the epoch's order starts, and each rank's share of it.
-
-    The epoch's last step takes what is left; it is split in the plan's proportions.
-    """
-    start = (step - plan.epoch_first_step) * plan.global_batch
-    size = min(plan.global_batch, samples - start)
-    if size == plan.global_batch:
-        return start, plan.batches
-    return start, ratio_split(plan.batches, size)
-
-
-def micro_batches(first: int, count: int, largest: int) -> list[tuple[int, int]]:
-    """Cuts ``count`` samples from ``first`` on into the fewest, most even, micro-batches.
-
-    Returns:
-        ``(start, stop)`` pairs; none for no samples.
-
-    Example:
-        >>> micro_batches(10, 7, 3)
-        [(10, 13), (13, 15), (15, 17)]
-    """
-    if count == 0:
-        return []
-    pieces = -(-count // largest)
-    edges = [first + (count * piece + pieces - 1) // pieces for piece in range(pieces + 1)]
-    return list(pairwise(edges))
-
-
-class Loader:
-    """Fetches micro-batches, in the rank itself or ahead of time in DataLoader processes.
-
-    Args:
-        samples: What to fetch from.
-        num_workers: DataLoader processes; 0 for none. They live in the rank's process group.
-    """
-
-    def __init__(self, samples: ArraySamples | DatasetSamples, num_workers: int) -> None:
-        self._samples = samples
-        self._schedule: list[list[int]] = []
-        self._loader: DataLoader[Any] | None = None
-        self._batches: Iterator[Any] = iter(())
-        if num_workers:
-            dataset, collate = _as_dataset(samples)
-            self._loader = DataLoader(
-                dataset,
-                batch_sampler=_Schedule(self),
-                num_workers=num_workers,
-                collate_fn=collate,
-                persistent_workers=True,
-            )
-
-    def start(self, schedule: list[list[int]]) -> None:
-        """Takes the index lists of the micro-batches to come; drops what was fetched ahead."""
-        self._schedule = schedule
-        if self._loader is not None:
-            self._batches = iter(self._loader)
-        else:
-            self._batches = map(self._samples.fetch, schedule)
-
-    def next(self) -> Any:
-        """Returns the next micro-batch."""
-        return next(self._batches)
-
-
-class _Schedule:
-    """The loader's current index lists, as the batch sampler that a DataLoader wants."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._loader._schedule)
-
-    def __len__(self) -> int:
-        return len(self._loader._schedule)
-
-
-class _Rows(Dataset[Any]):
-    """An `ArraySamples` as a dataset that fetches a whole batch at once."""
-
-    def __init__(self, samples: ArraySamples) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        return self._samples.fetch(indices)
-
-
-def _as_dataset(samples: ArraySamples | DatasetSamples) -> tuple[Dataset[Any], Collate]:
-    if isinstance(samples, DatasetSamples):
-        return samples.dataset, samples.collate
-    return _Rows(samples), _as_it_is
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -7,8 +7,9 @@ import torch
 
 from hetkit.planning.batch_split import ratio_split
 from hetkit.task import Task
-from hetkit.worker.data import ArraySamples, DatasetSamples, micro_batches, to_device
+from hetkit.worker.data import ArraySamples, DatasetSamples, to_device
 from hetkit.worker.loss import measure
+from hetkit.worker.order import micro_batches
 
 
 def evaluate(

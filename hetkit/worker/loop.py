@@ -25,22 +25,16 @@ from hetkit.launch.messages import StepRow
 from hetkit.plan import Plan
 from hetkit.task import Task
 from hetkit.worker.codecs.registry import make_codec
-from hetkit.worker.data import (
-    ArraySamples,
-    DatasetSamples,
-    Loader,
-    epoch_order,
-    micro_batches,
-    step_slice,
-    to_device,
-)
+from hetkit.worker.data import ArraySamples, DatasetSamples, to_device
 from hetkit.worker.emulation import DeviceClock
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.group import is_peer_loss
+from hetkit.worker.loader import Loader
 from hetkit.worker.loss import measure
 from hetkit.worker.memory import MemoryMeter
 from hetkit.worker.meter import Meter
 from hetkit.worker.objective import Objective
+from hetkit.worker.order import epoch_order, micro_batches, step_slice
 from hetkit.worker.precision import LossScale, all_finite, autocast
 from hetkit.worker.rates import LearningRate
 

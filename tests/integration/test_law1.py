@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
 import hetkit as hk
-from hetkit.worker.data import epoch_order
+from hetkit.worker.order import epoch_order
 
 SEED = 3
 GLOBAL_BATCH = 48

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import hetkit as hk
-from hetkit.worker.data import epoch_order
+from hetkit.worker.order import epoch_order
 from hetkit.worker.precision import LossScale, all_finite, autocast
 
 CPU = torch.device("cpu")
