@@ -34,6 +34,8 @@ class Stamps:
         optimizer_s: Seconds of clipping and the optimizer's step.
         codec_s: Seconds that encoding and decoding took after the cut.
         collectives: ``(start, end)`` of each exchange, in order; the same number on every rank.
+        compute_s: Seconds of compute, where exchanges interrupt it (an own loop with several
+            optimizers); None: all up to the cut but the data's.
 
     Example:
         >>> fast = Stamps(start=0, end=9, cut=4, data_s=1, optimizer_s=1, collectives=((4, 8),))
@@ -49,6 +51,7 @@ class Stamps:
     optimizer_s: float
     codec_s: float = 0.0
     collectives: tuple[tuple[float, float], ...] = ()
+    compute_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +108,9 @@ def _split_rank(stamps: Stamps, last_arrivals: Sequence[float]) -> TimeSplit:
         transfer += _after(stamps.cut, arrival, end)
         overlapped += max(0.0, min(end, stamps.cut) - start)
     step = stamps.end - stamps.start
-    compute = max(0.0, stamps.cut - stamps.start - stamps.data_s)
+    compute = stamps.compute_s
+    if compute is None:
+        compute = max(0.0, stamps.cut - stamps.start - stamps.data_s)
     known = stamps.data_s + compute + wait + transfer + stamps.codec_s + stamps.optimizer_s
     return TimeSplit(
         step_s=step,

@@ -12,11 +12,12 @@ overlap. Why an own group: DDP's group is used by the main thread at the same ti
 each micro-batch's loss was already divided by the whole step's denominator.
 """
 
+import functools
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,8 @@ from hetkit.worker.codecs.codec import Codec
 from hetkit.worker.emulation import EmulatedLink
 
 _log = logging.getLogger(__name__)
+
+_Job = tuple[Callable[[], torch.Tensor], "torch.futures.Future[torch.Tensor]"]
 
 
 class GroupWire:
@@ -52,6 +55,14 @@ class GroupWire:
         if self._link:
             self._link.occupy(arrival, tensor.numel() * tensor.element_size())
         self.collectives.append((start, time.monotonic()))
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns every rank's few values, stacked in rank order; too small for a link's time."""
+        start = time.monotonic()
+        parts = [torch.empty_like(values) for _ in range(self.world_size)]
+        dist.all_gather(parts, values, group=self._group)
+        self.collectives.append((start, time.monotonic()))
+        return torch.stack(parts)
 
     def _last_arrival(self, start: float) -> float:
         # An emulated transfer begins when the last rank has come, not when gloo is done with its
@@ -89,10 +100,7 @@ class Exchange:
         self._bucket_ready = bucket_ready
         self._elements = 0
         self._total_elements = 1
-        self._jobs: queue.SimpleQueue[
-            tuple[torch.Tensor, torch.futures.Future[torch.Tensor]] | None
-        ]
-        self._jobs = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="hetkit-exchange", daemon=True)
         self._thread.start()
         self.begin_step()
@@ -139,18 +147,36 @@ class Exchange:
         if buffer.is_cuda and bucket.is_last():
             # The cut is when the device has computed, not when the host has queued its work.
             torch.cuda.synchronize(buffer.device)
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        return self.submit(buffer)
+
+    def submit(self, buffer: torch.Tensor) -> "torch.futures.Future[torch.Tensor]":
+        """Takes a flat buffer; the future holds its sum over the ranks, in that very buffer."""
         self.cut = time.monotonic()
-        self._jobs.put((buffer, future))
+        return self._put(functools.partial(self._sum, buffer))
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Waits for a few values of every rank and returns them, in rank order.
+
+        The values travel in the engine's order, after what was handed over before. The calls of
+        all ranks must match, in number and in the number of values.
+        """
+        mine = torch.tensor(values, dtype=torch.float64)
+        whole: list[list[float]]
+        whole = self._put(functools.partial(self._wire.gather, mine)).wait().tolist()
+        return whole
+
+    def _put(self, work: Callable[[], torch.Tensor]) -> "torch.futures.Future[torch.Tensor]":
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self._jobs.put((work, future))
         return future
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            buffer, future = job
+            work, future = job
             try:
                 if self.error is not None:
                     raise WorkerError("an earlier exchange of this rank failed") from self.error
-                future.set_result(self._sum(buffer))
+                future.set_result(work())
             except Exception as error:  # noqa: BLE001 - the future takes it to the main thread
                 # The main thread is inside backward() and raises what the future holds.
                 self.error = self.error or error
