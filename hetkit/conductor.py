@@ -142,8 +142,8 @@ class Conductor:
             self.fail(error)
             return
         plan = self.status.plan
-        if plan and plan.epoch == first.epoch and first.step == first.epoch_first_step:
-            self.book.roll_back()  # the epoch had begun: its steps are executed again
+        if plan and plan.epoch == first.epoch:
+            self.book.roll_back(first.step)  # the epoch had begun
         if self.status.state == "recovering":
             self.book.note(
                 "recovery",

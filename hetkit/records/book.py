@@ -105,10 +105,10 @@ class Book:
         self.ledger.add(row)
         return row
 
-    def roll_back(self) -> None:
-        """Forgets the epoch's steps, which are executed again; its events and changes stay."""
-        self._again = True
-        self._records = []
+    def roll_back(self, step: int) -> None:
+        """Forgets the steps from ``step`` on, which are executed again; what happened stays."""
+        self._records = [record for record in self._records if record.step < step]
+        self._again = not self._records
         self._forget_pending()
 
     def _forget_pending(self) -> None:

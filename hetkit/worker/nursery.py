@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -85,6 +86,7 @@ class Nursery:
     def __init__(self, control: socket.socket, parent: int) -> None:
         self._parent = parent
         self._workers: dict[int, _Worker] = {}
+        self._folders: set[str] = set()
         self._selector = selectors.DefaultSelector()
         self._kernel = Stream(control, AnyOrder, self._selector)
         self._life_read, self._life_write = os.pipe()
@@ -104,6 +106,11 @@ class Nursery:
             worker.kill()
         while (self._workers or self._kernel.backlog_bytes) and time.monotonic() < deadline_s:
             self._turn()
+        if (
+            os.getppid() != self._parent
+        ):  # killed: nobody else is left to remove its sessions' files
+            for folder in self._folders:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _turn(self) -> None:
         holds = any(drain.holds for w in self._workers.values() for drain in w.drains)
@@ -137,6 +144,8 @@ class Nursery:
         if not self._workers:  # living ones must not wait for an import; a new one does its own
             preload(order.modules if isinstance(order, Preload) else order.start.preload)
         if isinstance(order, Fork):
+            if order.start.folder:
+                self._folders.add(order.start.folder)
             self._fork(order.start)
 
     def _fork(self, start: WorkerStart) -> None:

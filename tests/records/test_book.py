@@ -80,7 +80,7 @@ def test_an_epoch_that_is_done_again_keeps_what_happened_and_what_was_switched(b
     take(book, 0, 1, 2)
     book.note("failure", "rank 1 (B) died")
     book.take(0, [make_row(3, loss_sum=800.0)])  # rank 1 never said its part
-    book.roll_back()
+    book.roll_back(0)
     book.note("recovery", "training goes on from step 0")
     book.begin_epoch([])
     take(book, 0, 1, 2, 3)
@@ -89,6 +89,15 @@ def test_an_epoch_that_is_done_again_keeps_what_happened_and_what_was_switched(b
     assert row.events == ("rank 1 (B) died", "training goes on from step 0")
     assert (row.first_step, row.last_step, row.loss) == (0, 3, 1.0)
     assert book.history.series("step")[1].tolist() == [0, 1, 2, 3]
+
+
+def test_an_epoch_that_goes_on_in_its_middle_counts_each_step_once(book):
+    """A death in an epoch that had begun from a mid-epoch checkpoint counted its steps twice."""
+    take(book, 0, 1, 2, 3)
+    book.roll_back(2)
+    take(book, 2, 3, 4)
+    row = end(book)
+    assert (row.first_step, row.last_step, row.samples) == (0, 4, 5 * row.global_batch)
 
 
 def test_what_is_left_of_ended_workers_is_no_part_of_later_steps(book):
