@@ -121,6 +121,15 @@ class DeviceClock:
             self.due_s += self._micro_s
             self.late_s += late_s
 
+    def whole_pass(self, began: float, samples: int, precision: str) -> None:
+        """Holds until a forward and backward pass of ``samples`` is over that began at ``began``.
+
+        For a loop that calls forward and backward itself: nobody tells when a forward ends.
+        """
+        self.begin_micro_batch(samples, precision)
+        self._micro_start = self._phase_start = began
+        self.backward_done(1.0)
+
     def _hold(self, share: float) -> float:
         """Waits until ``share`` of the micro-batch is due; returns the seconds it came too late."""
         now = time.monotonic()

@@ -162,7 +162,7 @@ class Exchange:
         """
         mine = torch.tensor(values, dtype=torch.float64)
         whole: list[list[float]]
-        whole = self._put(functools.partial(self._wire.gather, mine)).wait().tolist()
+        whole = self._put(functools.partial(self._gather, mine)).wait().tolist()
         return whole
 
     def _put(self, work: Callable[[], torch.Tensor]) -> "torch.futures.Future[torch.Tensor]":
@@ -182,6 +182,12 @@ class Exchange:
                 self.error = self.error or error
                 _log.debug("exchange failed", exc_info=True)
                 future.set_exception(error)  # type: ignore[arg-type]
+
+    def _gather(self, values: torch.Tensor) -> torch.Tensor:
+        start = time.monotonic()
+        whole = self._wire.gather(values)
+        self.busy.append((start, time.monotonic()))
+        return whole
 
     def _sum(self, buffer: torch.Tensor) -> torch.Tensor:
         start = time.monotonic()
