@@ -19,8 +19,10 @@ class Task:
         model: A callable that returns the ``torch.nn.Module`` (a class does), or a module, whose
             weights are then the initial ones. It is built under the session's seed.
         data: The training set: a map-style dataset (``__len__`` and ``__getitem__``), a tensor or
-            array, a tuple of them with equal first dimensions, or a callable without arguments
-            that returns one of these (for data that a worker should open by itself).
+            array, a tuple of them with equal first dimensions, a stream (an
+            ``IterableDataset``, or another object that can be iterated again and again), or a
+            callable without arguments that returns one of these (for data that a worker should
+            open by itself; a generator function does for a stream).
         loss: ``loss(model, batch)``; returns the mean over the batch's samples as a scalar tensor,
             or ``(mean, count)`` when its denominator is something else (tokens, valid pixels).
         optimizer: ``optimizer(parameters)``; returns the ``torch.optim.Optimizer``.
@@ -30,15 +32,37 @@ class Task:
             ``(mean, count)``. Measured on ``validate`` after each epoch, beside its loss.
         scheduler: ``scheduler(optimizer)``; its ``step()`` is called once an epoch. None for none.
         collate: Turns a list of samples into a batch; None for PyTorch's ``default_collate``.
-        num_workers: DataLoader processes per rank. 0 (the default) loads in the rank itself.
+        sampler: What gives an epoch's order: a ``torch.utils.data.Sampler``, another iterable of
+            indices, or ``sampler(dataset, generator)``, which returns one. None (the default): a
+            new permutation each epoch. It is drawn by rank 0 and shared; the session's seed and the
+            epoch fix what is random in it. It must draw the same number each epoch.
+        epoch_samples: Samples that an epoch takes from a stream or a sampler; None (the default):
+            as many as it has. Only for these two.
+        num_workers: DataLoader processes per rank. 0 (the default) loads in the rank itself; at
+            most 1 for a stream.
+        pin_memory: Load into pinned memory, from which a GPU takes it faster. Default False; on
+            CPUs it changes nothing.
+        seed_samples: Seed Python's, NumPy's and PyTorch's global random numbers for each sample,
+            by the session's seed, the epoch and the sample's index, so that random augmentation in
+            ``dataset[index]`` does not depend on the split or on who loads it. Default True, for
+            about 10 µs a sample; samples are then asked for one by one. False: quicker where
+            nothing is random, and datasets with ``__getitems__`` give a whole batch at once.
         preload: Names of heavy modules that the workers' parent should import once for all.
+
+    What is random in ``collate`` depends on which samples a micro-batch has, so on the split; and a
+    generator that the dataset keeps for itself (``numpy.random.default_rng()``) is not seeded.
+
+    Every rank reads a stream from its beginning on, once an epoch, and keeps its own samples: it
+    must give the same on all ranks, so do not shard it. ``set_epoch(epoch)`` is called where it has
+    that, and what it draws from the global random numbers is fixed by seed and epoch. What is dear
+    and concerns one sample alone belongs in ``collate``, which sees only what the rank keeps.
 
     A task equals only itself: whether two data sets are equal is not a question to ask in passing.
 
     Raises:
         TaskError: A part is not callable, metrics are given without ``validate`` or are no
-            mapping, or ``preload`` is not a list of names.
-        SettingsError: ``num_workers`` is negative.
+            mapping, ``preload`` is not a list of names, or ``sampler`` does not fit ``data``.
+        SettingsError: ``num_workers`` is negative, or another number or switch is out of range.
 
     Example:
         >>> import hetkit as hk
@@ -60,7 +84,11 @@ class Task:
     metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     scheduler: Callable[[Any], Any] | None = None
     collate: Callable[[list[Any]], Any] | None = None
+    sampler: Any = field(default=None, repr=False)
+    epoch_samples: int | None = None
     num_workers: int = 0
+    pin_memory: bool = False
+    seed_samples: bool = True
     preload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -80,10 +108,13 @@ class Task:
                 f"metrics {list(self.metrics)} need data to be measured on: "
                 "give validate=… or leave metrics out."
             )
-        if isinstance(self.num_workers, bool) or not isinstance(self.num_workers, int):
-            raise SettingsError(f"num_workers must be an int of at least 0: {self.num_workers!r}.")
-        if self.num_workers < 0:
-            raise SettingsError(f"num_workers must be at least 0, not {self.num_workers}.")
+        _require_count("num_workers", self.num_workers, at_least=0)
+        if self.epoch_samples is not None:
+            _require_count("epoch_samples", self.epoch_samples, at_least=1)
+        for name in ("pin_memory", "seed_samples"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingsError(f"{name} must be True or False, not {getattr(self, name)!r}.")
+        self._check_order()
         object.__setattr__(self, "preload", _module_names(self.preload))
 
     def check_data(self) -> None:
@@ -94,6 +125,37 @@ class Task:
         """
         _check_data("data", self.data)
         _check_data("validate", self.validate)
+
+
+    def _check_order(self) -> None:
+        sampler = self.sampler
+        if sampler is None:
+            return
+        if isinstance(sampler, type) or not (callable(sampler) or hasattr(sampler, "__iter__")):
+            raise TaskError(
+                f"sampler must be a Sampler object or sampler(dataset, generator), not {sampler!r}."
+            )
+        if is_stream(self.data):
+            raise TaskError(
+                "a stream is read in its own order: leave sampler out, or shuffle in the stream."
+            )
+
+
+def is_stream(data: object) -> bool:
+    """Whether ``data`` can only be read from its beginning on.
+
+    Example:
+        >>> is_stream(iter([1])), is_stream([1])
+        (True, False)
+    """
+    # PyTorch's IterableDataset inherits a __getitem__ that only raises.
+    iterable = any(each.__name__ == "IterableDataset" for each in type(data).__mro__)
+    return iterable or (hasattr(data, "__iter__") and not hasattr(data, "__getitem__"))
+
+
+def _require_count(name: str, value: object, *, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise SettingsError(f"{name} must be an int of at least {at_least}, not {value!r}.")
 
 
 def _module_names(preload: object) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from hetkit.planning.exchange_time import slowest_link
 from hetkit.task import Task
 from hetkit.worker.checkpoint import read_state
 from hetkit.worker.codecs.registry import make_codec
-from hetkit.worker.data import ArraySamples, DatasetSamples, open_samples
+from hetkit.worker.data import Samples, open_training, open_validation
 from hetkit.worker.emulation import DeviceClock, EmulatedLink, EmulatedMemory
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.loop import TrainingLoop
@@ -35,8 +35,8 @@ class Parts:
 
     task: Task
     model: torch.nn.Module
-    samples: ArraySamples | DatasetSamples
-    validation: ArraySamples | DatasetSamples | None
+    samples: Samples
+    validation: Samples | None
     device: torch.device
     probe: Probe
     fixed_bytes: float
@@ -54,10 +54,8 @@ def build_parts(join: Join, task: Task) -> Parts:
     if not isinstance(model, torch.nn.Module):
         raise TaskError(f"model() returned {type(model).__name__}, not a torch.nn.Module.")
     model = model.to(device)
-    samples = open_samples(task.data, task.collate)
-    validation = None
-    if task.validate is not None:
-        validation = open_samples(task.validate, task.collate)
+    samples = open_training(task, join.seed)
+    validation = open_validation(task, join.seed)
     share = even_split(join.global_batch, join.world_size)[join.rank]
     calibrates = me.emulation is not None and me.emulation.sample_s is None
     found = probe(
@@ -109,6 +107,7 @@ def assemble(
     )
     if join.snapshot is not None:
         loop.load_state_dict(read_state(Path(join.snapshot)))
+    loop.order.take(loop.epoch)  # only what was drawn tells how many samples an epoch has
     return loop, me
 
 

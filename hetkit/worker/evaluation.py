@@ -7,7 +7,7 @@ import torch
 
 from hetkit.planning.batch_split import ratio_split
 from hetkit.task import Task
-from hetkit.worker.data import ArraySamples, DatasetSamples, to_device
+from hetkit.worker.data import Samples, to_device
 from hetkit.worker.loss import measure
 from hetkit.worker.order import micro_batches
 
@@ -15,7 +15,7 @@ from hetkit.worker.order import micro_batches
 def evaluate(
     task: Task,
     model: torch.nn.Module,
-    samples: ArraySamples | DatasetSamples,
+    samples: Samples,
     *,
     rank: int,
     batches: tuple[int, ...],

@@ -25,7 +25,7 @@ from hetkit.launch.messages import StepRow
 from hetkit.plan import Plan
 from hetkit.task import Task
 from hetkit.worker.codecs.registry import make_codec
-from hetkit.worker.data import ArraySamples, DatasetSamples, to_device
+from hetkit.worker.data import Samples, to_device
 from hetkit.worker.emulation import DeviceClock
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.group import is_peer_loss
@@ -34,7 +34,7 @@ from hetkit.worker.loss import measure
 from hetkit.worker.memory import MemoryMeter
 from hetkit.worker.meter import Meter
 from hetkit.worker.objective import Objective
-from hetkit.worker.order import epoch_order, micro_batches, step_slice
+from hetkit.worker.order import EpochOrder, micro_batches, step_slice
 from hetkit.worker.precision import LossScale, all_finite, autocast
 from hetkit.worker.rates import LearningRate
 
@@ -61,7 +61,7 @@ class TrainingLoop:
         self,
         task: Task,
         model: torch.nn.Module,
-        samples: ArraySamples | DatasetSamples,
+        samples: Samples,
         *,
         rank: int,
         seed: int,
@@ -78,7 +78,6 @@ class TrainingLoop:
         self.epoch = 0
         self.epoch_first_step = 0
         self.plan: Plan | None = None
-        self._samples = samples
         self._rank = rank
         self._seed = seed
         self._device = device
@@ -92,8 +91,16 @@ class TrainingLoop:
         used = [p for name, p in trained if name not in unused]
         self._objective = Objective(model, task.loss, used)
         self._wrapped: Objective | DistributedDataParallel = self._objective
-        self._loader = Loader(samples, task.num_workers)
-        self._order: tuple[int, torch.Tensor] | None = None
+        pin = task.pin_memory and device.type == "cuda"
+        self._loader = Loader(samples, task.num_workers, pin_memory=pin)
+        self.order = EpochOrder(
+            samples,
+            task.sampler,
+            seed=seed,
+            epoch_samples=task.epoch_samples,
+            rank=rank,
+            device=None if exchange is None else device,
+        )
         self.optimizer: torch.optim.Optimizer = task.optimizer(model.parameters())
         self.rate = LearningRate(self.optimizer, task.scheduler)
         self.loss_scale = LossScale()
@@ -113,7 +120,7 @@ class TrainingLoop:
             torch.backends.cuda.matmul.allow_tf32 = plan.tf32
             torch.backends.cudnn.allow_tf32 = plan.tf32
         self.rate.override(plan.lr, plan.lr_factor)
-        self._loader.start(self._schedule(plan))
+        self._loader.start(self.order.draws(plan, self._rank))
 
     def run_step(self) -> None:
         """Executes the next step and counts it.
@@ -129,7 +136,7 @@ class TrainingLoop:
         if self._exchange is not None:
             self._exchange.begin_step()
             self._exchange.inverse_scale = 1.0 / self._scale(plan)
-        start, shares = step_slice(plan, self.step, len(self._samples))
+        start, shares = step_slice(plan, self.step, len(self.order))
         memory = self._memory.read(min(plan.micro_batches[self._rank], shares[self._rank] or 1))
         first = start + sum(shares[: self._rank])
         pieces = micro_batches(first, shares[self._rank], plan.micro_batches[self._rank])
@@ -206,7 +213,8 @@ class TrainingLoop:
         return self._clock is not None and self._clock.outpaced
 
     def close(self) -> None:
-        """Ends the exchange's thread."""
+        """Ends the loader's processes and the exchange's thread."""
+        self._loader.close()
         if self._exchange is not None:
             self._exchange.close()
 
@@ -235,19 +243,6 @@ class TrainingLoop:
         )
         exchange.attach(wrapped)
         self._wrapped = wrapped
-
-    def _schedule(self, plan: Plan) -> list[list[int]]:
-        if self._order is None or self._order[0] != plan.epoch:
-            self._order = (plan.epoch, epoch_order(len(self._samples), self._seed, plan.epoch))
-        order = self._order[1]
-        schedule = []
-        for step in range(plan.first_step, plan.last_step + 1):
-            start, shares = step_slice(plan, step, len(self._samples))
-            first = start + sum(shares[: self._rank])
-            largest = plan.micro_batches[self._rank]
-            for a, b in micro_batches(first, shares[self._rank], largest):
-                schedule.append(order[a:b].tolist())
-        return schedule
 
     def _scale(self, plan: Plan) -> float:
         return self.loss_scale.scale if plan.amp[self._rank] == "fp16" else 1.0

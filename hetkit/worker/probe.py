@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from hetkit.errors import LossError, TaskError
 from hetkit.task import Task
-from hetkit.worker.data import ArraySamples, DatasetSamples, to_device
+from hetkit.worker.data import Samples, to_device
 from hetkit.worker.loss import measure
 
 
@@ -40,7 +40,7 @@ class Probe:
 def probe(
     task: Task,
     model: torch.nn.Module,
-    samples: ArraySamples | DatasetSamples,
+    samples: Samples,
     *,
     size: int,
     device: torch.device,

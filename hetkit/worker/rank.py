@@ -157,7 +157,7 @@ class Rank:
             m.Ready(
                 rank=join.rank,
                 generation=join.generation,
-                samples=len(parts.samples),
+                samples=len(self._loop.order),
                 validation_samples=len(parts.validation) if parts.validation else 0,
                 step=self._loop.step,
                 epoch=self._loop.epoch,
