@@ -25,8 +25,12 @@ class Plan:
         tf32: Whether float32 matrix products may run in TF32.
         lr: Learning rate for every parameter group, or None for the task's own.
         lr_factor: Factor on the task's own learning rate, or None.
+        lr_rule: How the task's own learning rate follows the global batch: one of
+            `hetkit.settings.LR_RULES`.
         clip_norm: Largest norm of the gradient, or None.
         bucket_bytes: Size of DDP's gradient buckets, or None for PyTorch's default.
+        sync_every: Steps after which the ranks average; 1: they share every gradient.
+        outer_momentum: Momentum of those averages.
         reason: Why this plan was made, for a person to read.
 
     Raises:
@@ -54,8 +58,11 @@ class Plan:
     tf32: bool = False
     lr: float | None = None
     lr_factor: float | None = None
+    lr_rule: str = "none"
     clip_norm: float | None = None
     bucket_bytes: int | None = None
+    sync_every: int = 1
+    outer_momentum: float = 0.0
     reason: str = ""
 
     def __post_init__(self) -> None:
@@ -65,6 +72,8 @@ class Plan:
             raise PlanError(f"batches {self.batches} do not sum to {self.global_batch}.")
         if not len(self.batches) == len(self.micro_batches) == len(self.amp):
             raise PlanError("batches, micro_batches and amp must have one value per rank.")
+        if self.sync_every < 1:
+            raise PlanError(f"sync_every must be at least 1, not {self.sync_every}.")
         if min(self.micro_batches) < 1:
             raise PlanError(f"micro_batches must be at least 1: {self.micro_batches}.")
         if not self.epoch_first_step <= self.first_step < self.epoch_first_step + self.epoch_steps:
@@ -82,3 +91,16 @@ class Plan:
     def last_step(self) -> int:
         """The epoch's last step."""
         return self.epoch_first_step + self.epoch_steps - 1
+
+    @property
+    def local(self) -> bool:
+        """Whether the ranks make steps of their own between two synchronisations."""
+        return self.sync_every > 1
+
+    def next_sync(self, step: int) -> int:
+        """Returns the first step from ``step`` on after which the ranks stand alike.
+
+        That is every ``sync_every``-th step of the epoch, and its last.
+        """
+        rest = (self.epoch_first_step - step - 1) % self.sync_every
+        return min(step + rest, self.last_step)

@@ -19,6 +19,9 @@ AMP_MODES = ("off", "auto", "bf16", "fp16")
 COMPRESSIONS = ("none", "fp16", "bf16")
 """Names of the gradient codecs."""
 
+LR_RULES = ("none", "linear", "sqrt")
+"""How the learning rate may follow the global batch."""
+
 _LARGEST_INT = 2**63 - 1  # what a message can carry
 
 Effect = Literal["next grant", "next epoch"]
@@ -49,11 +52,24 @@ class Settings:
         lr: Learning rate of every parameter group: ``None`` (default) leaves the task's, a number
             sets it, ``"x0.5"`` multiplies the task's (and its scheduler's) by that factor. From
             the next epoch.
+        lr_rule: How the task's own rate follows ``global_batch``, with k = global batch / the
+            training's first one: ``"none"`` (default) leaves it, ``"linear"`` multiplies by k (the
+            usual one for SGD), ``"sqrt"`` by √k (for Adam). A number in ``lr`` is taken as it is;
+            a factor is multiplied with it. From the next epoch.
         global_batch: Samples in one step over all ranks. From the next epoch.
         clip_norm: Largest norm of the whole gradient, clipped after the exchange. ``None``
             (default) for no clipping. From the next epoch.
         bucket_bytes: Size of DDP's gradient buckets. ``None`` (default) is PyTorch's 25 MiB. From
             the next epoch.
+        sync_every: Steps between two synchronisations, H. 1 (default): every gradient is shared,
+            and the maths is that of one process. Above 1, *different maths*: each rank makes H
+            steps on its own samples and then the parameters' changes are averaged (local SGD), so
+            about 1/H of the bytes travel. Clipping, overflows and the optimizer's state are each
+            rank's own meanwhile. Where the ranks run freely they stand alike every H-th step of an
+            epoch and at its end; after ``step(n)`` in between, ``model()`` and ``save()`` give
+            rank 0's. From the next epoch.
+        outer_momentum: Momentum of those averages, in [0, 1) (SlowMo); used where ``sync_every``
+            is above 1. Default 0. From the next epoch.
 
     Raises:
         SettingsError: A value is out of its range; the message names the field.
@@ -75,6 +91,9 @@ class Settings:
     tf32: bool = _setting(False, "TF32 for float32 matrix products", effect="next epoch")
     compression: str = _setting("none", "Gradient codec", effect="next epoch")
     lr: float | str | None = _setting(None, "Learning rate", effect="next epoch")
+    lr_rule: str = _setting(
+        "none", "How the learning rate follows the global batch", effect="next epoch"
+    )
     global_batch: int = _setting(
         256, "Samples in a step over all ranks", unit="samples", effect="next epoch"
     )
@@ -82,6 +101,10 @@ class Settings:
     bucket_bytes: int | None = _setting(
         None, "Size of DDP's gradient buckets", unit="bytes", effect="next epoch"
     )
+    sync_every: int = _setting(
+        1, "Steps between two synchronisations", unit="steps", effect="next epoch"
+    )
+    outer_momentum: float = _setting(0.0, "Momentum of local steps' averages", effect="next epoch")
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -96,12 +119,21 @@ class Settings:
                 f"compression must be one of {', '.join(COMPRESSIONS)}, not {self.compression!r}."
             )
         lr_factor(self.lr)
+        if not isinstance(self.lr_rule, str) or self.lr_rule not in LR_RULES:
+            raise SettingsError(
+                f"lr_rule must be one of {', '.join(LR_RULES)}, not {self.lr_rule!r}."
+            )
         if self.micro_batch is not None:
             _check_int("micro_batch", self.micro_batch, minimum=1)
         if self.clip_norm is not None:
             _check_positive("clip_norm", self.clip_norm)
         if self.bucket_bytes is not None:
             _check_int("bucket_bytes", self.bucket_bytes, minimum=1024)
+        _check_int("sync_every", self.sync_every, minimum=1)
+        if not _is_number(self.outer_momentum) or not 0 <= self.outer_momentum < 1:
+            raise SettingsError(
+                f"outer_momentum must be a number from 0 to below 1, not {self.outer_momentum!r}."
+            )
 
     def change(self, **changes: Any) -> "Settings":
         """Returns these settings with some fields changed, validated as a whole.

@@ -30,7 +30,17 @@ class Task:
             the devices, each sample counted once.
         metrics: Name to ``metric(model, batch)``, which returns the batch's mean, or
             ``(mean, count)``. Measured on ``validate`` after each epoch, beside its loss.
-        scheduler: ``scheduler(optimizer)``; its ``step()`` is called once an epoch. None for none.
+        parameters: ``parameters(model)``; returns what ``optimizer`` is given: parameters, or
+            groups of them with learning rates of their own, as ``torch.optim`` takes them. None:
+            ``model.parameters()``.
+        scheduler: ``scheduler(optimizer)``; its ``step()`` is called without arguments. It goes on
+            from the task's own rates, whatever ``session.set(lr=…)`` puts in force meanwhile. None
+            for none.
+        scheduler_per: When: once an ``"epoch"`` (default), or for each ``"step"`` that the
+            optimizer makes; a step that all ranks skip (an overflow) does not count.
+        ema: Decay d of an average of the weights, a ← d·a + (1 − d)·w after each step, for
+            ``session.model(ema=True)``; None (default) for none. Validation measures both: the
+            average's figures are named ``ema_…``. Buffers are the model's own.
         collate: Turns a list of samples into a batch; None for PyTorch's ``default_collate``.
         sampler: What gives an epoch's order: a ``torch.utils.data.Sampler``, another iterable of
             indices, or ``sampler(dataset, generator)``, which returns one. None (the default): a
@@ -82,7 +92,10 @@ class Task:
     optimizer: Callable[[Any], Any]
     validate: Any = field(default=None, repr=False)
     metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    parameters: Callable[[Any], Any] | None = None
     scheduler: Callable[[Any], Any] | None = None
+    scheduler_per: str = "epoch"
+    ema: float | None = None
     collate: Callable[[list[Any]], Any] | None = None
     sampler: Any = field(default=None, repr=False)
     epoch_samples: int | None = None
@@ -94,7 +107,7 @@ class Task:
     def __post_init__(self) -> None:
         for name in ("model", "loss", "optimizer"):
             _require_callable(name, getattr(self, name))
-        for name in ("scheduler", "collate"):
+        for name in ("parameters", "scheduler", "collate"):
             if getattr(self, name) is not None:
                 _require_callable(name, getattr(self, name))
         if not isinstance(self.metrics, Mapping):
@@ -115,6 +128,14 @@ class Task:
             if not isinstance(getattr(self, name), bool):
                 raise SettingsError(f"{name} must be True or False, not {getattr(self, name)!r}.")
         self._check_order()
+        if self.scheduler_per not in ("epoch", "step"):
+            raise SettingsError(
+                f'scheduler_per must be "epoch" or "step", not {self.scheduler_per!r}.'
+            )
+        if self.ema is not None and not _is_decay(self.ema):
+            raise SettingsError(
+                f"ema must be None or a decay from 0 to below 1, such as 0.999, not {self.ema!r}."
+            )
         object.__setattr__(self, "preload", _module_names(self.preload))
 
     def check_data(self) -> None:
@@ -125,7 +146,6 @@ class Task:
         """
         _check_data("data", self.data)
         _check_data("validate", self.validate)
-
 
     def _check_order(self) -> None:
         sampler = self.sampler
@@ -176,6 +196,10 @@ def _check_data(name: str, data: Any) -> None:
     scalar = hasattr(data, "shape") and not len(data.shape)
     if hasattr(data, "__len__") and not isinstance(data, type) and not scalar and len(data) == 0:
         raise DataError(f"{name} has no samples.")
+
+
+def _is_decay(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
 
 
 def _require_callable(name: str, value: object) -> None:

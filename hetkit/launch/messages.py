@@ -118,7 +118,8 @@ class StepRow(Message, frozen=True, kw_only=True, array_like=True):
     """One rank's account of one step. Seconds, bytes; stamps are on the host's monotonic clock.
 
     ``loss_sum`` over ``count`` is the rank's mean loss; ``skipped`` tells that a non-finite
-    gradient made all ranks skip the step; ``real_s`` is an emulated device's true compute time.
+    gradient made all ranks (with local steps, this one) skip the step; ``lr`` is the first
+    parameter group's rate in it; ``real_s`` is an emulated device's true compute time.
     """
 
     step: int
@@ -133,6 +134,7 @@ class StepRow(Message, frozen=True, kw_only=True, array_like=True):
     memory_peak_bytes: float | None = None
     skipped: bool = False
     loss_scale: float | None = None
+    lr: float | None = None
     real_s: float | None = None
     bucket_bytes: tuple[int, ...] = ()
 

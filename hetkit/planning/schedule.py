@@ -83,8 +83,11 @@ def make_plan(
         tf32=settings.tf32,
         lr=float(settings.lr) if isinstance(settings.lr, (int, float)) else None,
         lr_factor=factor,
+        lr_rule=settings.lr_rule,
         clip_norm=settings.clip_norm,
         bucket_bytes=settings.bucket_bytes,
+        sync_every=settings.sync_every,
+        outer_momentum=settings.outer_momentum,
         reason=reason,
     )
 

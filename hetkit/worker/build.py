@@ -61,7 +61,7 @@ def build_parts(join: Join, task: Task) -> Parts:
     found = probe(
         task, model, samples, size=share if calibrates else 2, device=device, repeats=3 * calibrates
     )
-    fixed_bytes = training_bytes(task.optimizer, model) if me.emulated else 0.0
+    fixed_bytes = training_bytes(task, model) if me.emulated else 0.0
     return Parts(
         task=task,
         model=model,

@@ -35,8 +35,8 @@ from hetkit.worker.memory import MemoryMeter
 from hetkit.worker.meter import Meter
 from hetkit.worker.objective import Objective
 from hetkit.worker.order import EpochOrder, micro_batches, step_slice
-from hetkit.worker.precision import LossScale, all_finite, autocast
-from hetkit.worker.rates import LearningRate
+from hetkit.worker.precision import autocast
+from hetkit.worker.update import Update
 
 
 class TrainingLoop:
@@ -101,9 +101,7 @@ class TrainingLoop:
             rank=rank,
             device=None if exchange is None else device,
         )
-        self.optimizer: torch.optim.Optimizer = task.optimizer(model.parameters())
-        self.rate = LearningRate(self.optimizer, task.scheduler)
-        self.loss_scale = LossScale()
+        self.update = Update(task, model, exchange, rank)
 
     def apply(self, plan: Plan) -> None:
         """Makes ``plan`` the one in force; its first step must be the next one."""
@@ -119,7 +117,7 @@ class TrainingLoop:
         if self._device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = plan.tf32
             torch.backends.cudnn.allow_tf32 = plan.tf32
-        self.rate.override(plan.lr, plan.lr_factor)
+        self.update.apply(plan)
         self._loader.start(self.order.draws(plan, self._rank))
 
     def run_step(self) -> None:
@@ -135,13 +133,15 @@ class TrainingLoop:
             self._clock.begin_step(self.step)
         if self._exchange is not None:
             self._exchange.begin_step()
-            self._exchange.inverse_scale = 1.0 / self._scale(plan)
+            # With local steps the parameters' changes travel, not gradients.
+            self._exchange.inverse_scale = 1.0 if plan.local else 1.0 / self.update.scale(plan)
         start, shares = step_slice(plan, self.step, len(self.order))
         memory = self._memory.read(min(plan.micro_batches[self._rank], shares[self._rank] or 1))
         first = start + sum(shares[: self._rank])
         pieces = micro_batches(first, shares[self._rank], plan.micro_batches[self._rank])
-        totals = self._forward_backward(plan, [b - a for a, b in pieces], planned=sum(shares))
-        finite = self._update(plan, totals, planned=sum(shares))
+        planned = shares[self._rank] if plan.local else sum(shares)
+        totals = self._forward_backward(plan, [b - a for a, b in pieces], planned=planned)
+        finite = self._optimize(plan, totals, planned=planned, samples=sum(shares))
         exchange = self._exchange
         stamps = self._meter.end_step(
             exchange.collectives if exchange else (), exchange.codec_s() if exchange else 0.0
@@ -160,7 +160,8 @@ class TrainingLoop:
                 memory_bytes=memory.used_bytes,
                 memory_peak_bytes=memory.peak_bytes,
                 skipped=not finite,
-                loss_scale=self.loss_scale.scale if "fp16" in plan.amp else None,
+                loss_scale=self.update.loss_scale.scale if "fp16" in plan.amp else None,
+                lr=self.update.lr,
                 real_s=self._clock.real_s if self._clock else None,
             )
         )
@@ -172,10 +173,11 @@ class TrainingLoop:
 
     def end_epoch(self) -> None:
         """Steps the scheduler and shares the busiest rank's buffers, so that all stand alike."""
-        self.rate.end_epoch()
+        plan = self._current_plan()
+        busiest = plan.batches.index(max(plan.batches))
+        self.update.end_epoch(plan, busiest)
         if self._exchange is not None:
-            batches = self._current_plan().batches
-            self._share_buffers(batches.index(max(batches)))
+            self._share_buffers(busiest)
         self.epoch += 1
         self.epoch_first_step = self.step
 
@@ -186,9 +188,7 @@ class TrainingLoop:
             "epoch": self.epoch,
             "epoch_first_step": self.epoch_first_step,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "rate": self.rate.state_dict(),
-            "loss_scale": self.loss_scale.state_dict(),
+            **self.update.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -197,9 +197,7 @@ class TrainingLoop:
         self.epoch = state["epoch"]
         self.epoch_first_step = state["epoch_first_step"]
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.rate.load_state_dict(state["rate"])
-        self.loss_scale.load_state_dict(state["loss_scale"])
+        self.update.load_state_dict(state)
 
     @property
     def exchange_failed(self) -> bool:
@@ -244,18 +242,17 @@ class TrainingLoop:
         exchange.attach(wrapped)
         self._wrapped = wrapped
 
-    def _scale(self, plan: Plan) -> float:
-        return self.loss_scale.scale if plan.amp[self._rank] == "fp16" else 1.0
-
     def _forward_backward(self, plan: Plan, sizes: list[int], *, planned: int) -> "_Totals":
-        totals = _Totals()
+        totals = _Totals(self._device)
+        if plan.local and not sizes:
+            return totals
         for place, size in enumerate(sizes or [0]):
             with self._meter.data():
                 batch = to_device(self._loader.next(), self._device) if size else None
             last = place == max(0, len(sizes) - 1)
-            with nullcontext() if last else self._accumulate():
+            with nullcontext() if last or plan.local else self._accumulate():
                 self._micro_batch(plan, batch, size, totals, planned=planned, last=last)
-        if self._exchange is not None:
+        if self._exchange is not None and not plan.local:
             self._meter.cut_at(self._exchange.cut)
         return totals
 
@@ -271,7 +268,7 @@ class TrainingLoop:
         if self._clock is not None:
             self._clock.begin_micro_batch(size, precision)
         with autocast(precision, self._device):
-            returned = self._wrapped(batch)
+            returned = (self._objective if plan.local else self._wrapped)(batch)
         mean, count, counted = measure(returned, size)
         if size and counted != self._counted:
             raise LossError("the loss returns (mean, count) for some batches only: do so always.")
@@ -284,37 +281,35 @@ class TrainingLoop:
                 _require_finite(mean)
         else:  # the mean of nothing is often NaN, and 0 · NaN is NaN
             loss = self._objective.zero()
-        if last and self._counted and self._exchange is not None:
+        exchanges = last and self._exchange is not None and not plan.local
+        if exchanges and self._counted:
             totals.agree()
-        (loss * self._scale(plan)).backward()
-        if self._clock is not None and not (last and self._exchange is not None):
+        (loss * self.update.scale(plan)).backward()
+        if self._clock is not None and not exchanges:
             # With an exchange, the hook held the clock before it handed the last bucket over.
             self._clock.backward_done(1.0)
 
-    def _update(self, plan: Plan, totals: "_Totals", *, planned: int) -> bool:
+    def _optimize(self, plan: Plan, totals: "_Totals", *, planned: int, samples: int) -> bool:
+        update = self.update
+        if not plan.local:
+            with self._meter.optimizer():
+                count = totals.agreed_count() if self._counted else planned
+                return update.step(plan, planned=planned, count=count)
         with self._meter.optimizer():
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            if self._exchange is None and self._scale(plan) != 1.0:
-                torch._foreach_mul_(gradients, 1.0 / self._scale(plan))
-            total = totals.agreed_count()
-            if self._counted and total and total != planned:
-                torch._foreach_mul_(gradients, planned / total)
-            finite = all_finite(gradients)
-            if finite:
-                if plan.clip_norm is not None:
-                    torch.nn.utils.clip_grad_norm_(self.model.parameters(), plan.clip_norm)
-                self.optimizer.step()
-            if "fp16" in plan.amp:
-                self.loss_scale.update(overflow=not finite)
-            self.optimizer.zero_grad(set_to_none=True)
+            finite = update.step_alone(plan, samples=samples, planned=planned, count=totals.count)
+        if plan.next_sync(self.step) == self.step:
+            ranks = update.exchange_changes(plan)
+            with self._meter.optimizer():
+                update.synchronise(plan, ranks)
         return finite
 
 
 class _Totals:
     """A step's sums on this rank, and the denominator that all ranks agree on."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.loss_sum: torch.Tensor | float = 0.0
+        self._device = device
         self.count = 0.0
         self._shared: torch.Tensor | None = None
         self._work: dist.Work | None = None
@@ -326,7 +321,7 @@ class _Totals:
 
     def agree(self) -> None:
         """Starts summing the counts over the ranks, beside the last backward."""
-        self._shared = torch.tensor([self.count], dtype=torch.float64)
+        self._shared = torch.tensor([self.count], dtype=torch.float64, device=self._device)
         self._work = dist.all_reduce(self._shared, async_op=True)
 
     def agreed_count(self) -> float:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from hetkit.task import Task
 from hetkit.worker.emulation import EmulatedMemory
+from hetkit.worker.optimizers import on_copies, parameter_groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,16 +51,18 @@ class MemoryMeter:
         return MemoryReading(used_bytes=used, peak_bytes=self._peak)
 
 
-def training_bytes(task_optimizer: object, model: torch.nn.Module) -> float:
-    """Returns the bytes of weights, gradients and optimizer state: the fixed part p of p + q·μ.
+def training_bytes(task: Task, model: torch.nn.Module) -> float:
+    """Returns the bytes of weights, gradients, optimizer state and, if there is one, the average.
 
-    The optimizer's state is counted on a throw-away optimizer over copies of the parameters, after
-    one step with zero gradients.
+    It is the fixed part p of p + q·μ. The optimizer's state is counted on a throw-away optimizer
+    over copies of the parameters, after one step with zero gradients.
     """
-    copies = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters() if p.requires_grad]
-    for copy in copies:
+    copies: dict[torch.Tensor, torch.Tensor] = {
+        p: torch.nn.Parameter(p.detach().clone()) for p in model.parameters() if p.requires_grad
+    }
+    for copy in copies.values():
         copy.grad = torch.zeros_like(copy)
-    optimizer = task_optimizer(copies)  # type: ignore[operator]
+    optimizer = task.optimizer(on_copies(parameter_groups(task, model), copies))
     optimizer.step()
     state = [
         value
@@ -66,6 +70,7 @@ def training_bytes(task_optimizer: object, model: torch.nn.Module) -> float:
         for value in per_parameter.values()
         if isinstance(value, torch.Tensor)
     ]
-    gradients = [copy.grad for copy in copies]
-    tensors = [*model.parameters(), *model.buffers(), *gradients, *state]
+    gradients = [copy.grad for copy in copies.values()]
+    average = [] if task.ema is None else model.parameters()
+    tensors = [*model.parameters(), *model.buffers(), *gradients, *state, *average]
     return float(sum(t.numel() * t.element_size() for t in tensors if t is not None))

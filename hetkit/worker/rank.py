@@ -294,10 +294,10 @@ class WorkerView:
         self.world_size = join.world_size
         self.device = parts.device
         self.model = loop.model
-        self.optimizer = loop.optimizer
+        self.optimizer = loop.update.optimizer
         self.step = loop.step
         self.epoch = loop.epoch
-        self.loss_scale = loop.loss_scale.scale
+        self.loss_scale = loop.update.loss_scale.scale
 
 
 def _is_victim(error: BaseException, loop: TrainingLoop | None) -> bool:

@@ -1,11 +1,22 @@
 import pytest
 import torch
 
+import hetkit as hk
 from hetkit.devices.device import Device, Emulation
 from hetkit.worker.emulation import EmulatedMemory, EmulatedOutOfMemoryError
 from hetkit.worker.memory import MemoryMeter, training_bytes
 
 CPU = torch.device("cpu")
+
+
+def make_task(optimizer, **more) -> hk.Task:
+    return hk.Task(
+        model=lambda: None,
+        data=[0],
+        loss=lambda model, batch: None,
+        optimizer=optimizer,
+        **more,
+    )
 
 
 def test_an_emulated_device_reports_its_own_memory_and_its_peak():
@@ -40,7 +51,7 @@ def test_on_the_cpu_it_is_the_process_that_counts():
 def test_training_keeps_weights_gradients_and_the_optimizers_state(optimizer, copies):
     model = torch.nn.Linear(100, 100)
     before = [p.detach().clone() for p in model.parameters()]
-    found = training_bytes(optimizer, model)
+    found = training_bytes(make_task(optimizer), model)
     assert found == pytest.approx(copies * 4 * 10_100, rel=0.001)
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
     assert all(p.grad is None for p in model.parameters())
@@ -50,5 +61,18 @@ def test_frozen_parameters_and_buffers_count_once():
     model = torch.nn.Linear(100, 100, bias=False).requires_grad_(False)
     model.register_buffer("table", torch.zeros(50, dtype=torch.float64))
     model.head = torch.nn.Linear(10, 1, bias=False)
-    found = training_bytes(lambda p: torch.optim.SGD(p, lr=0.1), model)
+    found = training_bytes(make_task(lambda p: torch.optim.SGD(p, lr=0.1)), model)
     assert found == 4 * 10_000 + 8 * 50 + 2 * 4 * 10
+
+
+def test_groups_and_an_average_of_the_weights_count_too():
+    model = torch.nn.Sequential(torch.nn.Linear(100, 100, bias=False), torch.nn.Linear(100, 1))
+    task = make_task(
+        lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+        parameters=lambda model: [
+            {"params": model[0].named_parameters(), "lr": 0.01},
+            {"params": [*model[1].named_parameters()]},
+        ],
+        ema=0.9,
+    )
+    assert training_bytes(task, model) == 4 * 4 * (10_000 + 101)
