@@ -41,6 +41,16 @@ class Task:
         ema: Decay d of an average of the weights, a ← d·a + (1 − d)·w after each step, for
             ``session.model(ema=True)``; None (default) for none. Validation measures both: the
             average's figures are named ``ema_…``. Buffers are the model's own.
+        sync_batchnorm: BatchNorm layers take their statistics over the samples of all devices
+            (default), as one process on the whole batch does: the split then changes nothing. Each
+            costs two small exchanges a step, which hold the devices together layer by layer, and
+            every call of the loss must run the same layers. Where ``micro_batch`` or a device's
+            memory cuts the step, the statistics are those of its rounds, the micro-batches that
+            the devices run side by side. False: of each device's own micro-batch, as in plain DDP;
+            the running ones are then shared by the busiest device at the end of an epoch.
+        find_unused_parameters: Whether some batches leave parameters without a gradient that others
+            give one. None (default): only if the first samples do. True costs a look through the
+            graph in each step; such a parameter then gets no update when no device used it.
         collate: Turns a list of samples into a batch; None for PyTorch's ``default_collate``.
         sampler: What gives an epoch's order: a ``torch.utils.data.Sampler``, another iterable of
             indices, or ``sampler(dataset, generator)``, which returns one. None (the default): a
@@ -96,6 +106,8 @@ class Task:
     scheduler: Callable[[Any], Any] | None = None
     scheduler_per: str = "epoch"
     ema: float | None = None
+    sync_batchnorm: bool = True
+    find_unused_parameters: bool | None = None
     collate: Callable[[list[Any]], Any] | None = None
     sampler: Any = field(default=None, repr=False)
     epoch_samples: int | None = None
@@ -136,6 +148,12 @@ class Task:
             raise SettingsError(
                 f"ema must be None or a decay from 0 to below 1, such as 0.999, not {self.ema!r}."
             )
+        for name in ("sync_batchnorm", "find_unused_parameters"):
+            allowed = (True, False, None) if name == "find_unused_parameters" else (True, False)
+            if getattr(self, name) not in allowed:
+                raise SettingsError(
+                    f"{name} must be {', '.join(map(str, allowed))}: {getattr(self, name)!r}."
+                )
         object.__setattr__(self, "preload", _module_names(self.preload))
 
     def check_data(self) -> None:

@@ -35,7 +35,9 @@ class Stamps:
         codec_s: Seconds that encoding and decoding took after the cut.
         collectives: ``(start, end)`` of each exchange, in order; the same number on every rank.
         compute_s: Seconds of compute, where exchanges interrupt it (an own loop with several
-            optimizers); None: all up to the cut but the data's.
+            optimizers); None: all up to the cut but the data's and what the model waited.
+        inside_s: Seconds before the cut that the model itself waited for the other ranks (its
+            BatchNorm layers look across them).
 
     Example:
         >>> fast = Stamps(start=0, end=9, cut=4, data_s=1, optimizer_s=1, collectives=((4, 8),))
@@ -52,6 +54,7 @@ class Stamps:
     codec_s: float = 0.0
     collectives: tuple[tuple[float, float], ...] = ()
     compute_s: float | None = None
+    inside_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +104,7 @@ def split_step(ranks: Sequence[Stamps]) -> tuple[TimeSplit, ...]:
 
 
 def _split_rank(stamps: Stamps, last_arrivals: Sequence[float]) -> TimeSplit:
-    wait = transfer = overlapped = 0.0
+    wait, transfer, overlapped = stamps.inside_s, 0.0, 0.0
     for (start, end), arrival in zip(stamps.collectives, last_arrivals, strict=True):
         arrival = min(arrival, end)
         wait += _after(stamps.cut, start, arrival)
@@ -110,7 +113,7 @@ def _split_rank(stamps: Stamps, last_arrivals: Sequence[float]) -> TimeSplit:
     step = stamps.end - stamps.start
     compute = stamps.compute_s
     if compute is None:
-        compute = max(0.0, stamps.cut - stamps.start - stamps.data_s)
+        compute = max(0.0, stamps.cut - stamps.start - stamps.data_s - stamps.inside_s)
     known = stamps.data_s + compute + wait + transfer + stamps.codec_s + stamps.optimizer_s
     return TimeSplit(
         step_s=step,

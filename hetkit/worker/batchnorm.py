@@ -39,8 +39,8 @@ class SharedStatistics:
 
     Attributes:
         active: Whether the layers look across the ranks; off, each is PyTorch's own.
-        waited_s: Seconds that the step's exchanges took (on CUDA, where they do not hold the host
-            up, they are not seen and count as compute).
+        waited_s: Seconds that the step's exchanges took. On CUDA they do not hold the host up, are
+            not seen, and count as compute.
 
     Example:
         >>> layer = torch.nn.BatchNorm1d(2)
@@ -94,6 +94,11 @@ class SharedStatistics:
         """Lets go of the graph."""
         self._starts = []
 
+    def take_waited_s(self) -> float:
+        """Returns the seconds waited since it was last asked."""
+        seconds, self.waited_s = self.waited_s, 0.0
+        return seconds
+
     def begin_epoch(self) -> None:
         """From here on the model may run its layers another number of times."""
         self._usual = None
@@ -146,10 +151,10 @@ class _SharedBatchNorm(_BatchNorm):
         shared = self._statistics
         if shared is None or not shared.active or not self.training:
             return _BatchNorm.forward(self, input)
-        self._check_input_dim(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         mean, variance, total = _merged(input.detach(), shared)
         self._track(mean, variance, total)
-        output, start = _Normalise.apply(
+        output, start = _Normalise.apply(  # type: ignore[no-untyped-call]
             input, self.weight, self.bias, mean, variance, total, self.eps, shared
         )
         shared._starts.append(start)

@@ -12,14 +12,16 @@ from hetkit.launch.messages import Join
 from hetkit.planning.batch_split import even_split
 from hetkit.planning.exchange_time import slowest_link
 from hetkit.task import Task
+from hetkit.worker.batchnorm import SharedStatistics, connect_batchnorm, share_batchnorm
 from hetkit.worker.checkpoint import read_state
 from hetkit.worker.codecs.registry import make_codec
-from hetkit.worker.data import Samples, open_training, open_validation
+from hetkit.worker.data import Samples, open_training, open_validation, to_device
 from hetkit.worker.emulation import DeviceClock, EmulatedLink, EmulatedMemory
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.loop import TrainingLoop
 from hetkit.worker.memory import MemoryMeter, training_bytes
 from hetkit.worker.meter import Meter
+from hetkit.worker.objective import Objective
 from hetkit.worker.probe import Probe, probe
 
 CALIBRATION_MARGIN = 4.0
@@ -40,6 +42,7 @@ class Parts:
     device: torch.device
     probe: Probe
     fixed_bytes: float
+    batchnorm: bool
 
 
 def build_parts(join: Join, task: Task) -> Parts:
@@ -54,6 +57,7 @@ def build_parts(join: Join, task: Task) -> Parts:
     if not isinstance(model, torch.nn.Module):
         raise TaskError(f"model() returned {type(model).__name__}, not a torch.nn.Module.")
     model = model.to(device)
+    batchnorm = task.sync_batchnorm and share_batchnorm(model) > 0
     samples = open_training(task, join.seed)
     validation = open_validation(task, join.seed)
     share = even_split(join.global_batch, join.world_size)[join.rank]
@@ -70,6 +74,7 @@ def build_parts(join: Join, task: Task) -> Parts:
         device=device,
         probe=found,
         fixed_bytes=fixed_bytes,
+        batchnorm=batchnorm,
     )
 
 
@@ -93,7 +98,7 @@ def assemble(
         exchange = Exchange(group, link, make_codec("none"), ready)
     loop = TrainingLoop(
         parts.task,
-        parts.model,
+        _objective(parts, group, clock),
         parts.samples,
         rank=join.rank,
         seed=join.seed,
@@ -102,13 +107,35 @@ def assemble(
         memory=MemoryMeter(parts.device, memory),
         exchange=exchange,
         clock=clock,
-        unused=parts.probe.unused,
         counted=parts.probe.counted,
     )
     if join.snapshot is not None:
         loop.load_state_dict(read_state(Path(join.snapshot)))
     loop.order.take(loop.epoch)  # only what was drawn tells how many samples an epoch has
     return loop, me
+
+
+def _objective(
+    parts: Parts, group: dist.ProcessGroup | None, clock: DeviceClock | None
+) -> Objective:
+    task, found = parts.task, parts.probe
+    trained = {name: p for name, p in parts.model.named_parameters() if p.requires_grad}
+    statistics = stand_in = None
+    if group is not None and parts.batchnorm:
+        own = dist.new_group()
+        statistics = SharedStatistics(own, None if clock is None else clock.excuse)
+        connect_batchnorm(parts.model, statistics)
+        some = range(min(2, len(parts.samples)))
+        stand_in = to_device(parts.samples.fetch(some), parts.device)
+    varying = task.find_unused_parameters
+    return Objective(
+        parts.model,
+        task.loss,
+        {name: p for name, p in trained.items() if name not in found.unused},
+        varying=bool(found.unused) if varying is None else varying,
+        statistics=statistics,
+        stand_in=stand_in,
+    )
 
 
 def calibrated(join: Join, parts: Parts, group: dist.ProcessGroup | None) -> Device:

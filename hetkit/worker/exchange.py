@@ -84,6 +84,7 @@ class Exchange:
     Attributes:
         codec: How buckets travel; change it between steps only, on all ranks at the same step.
         inverse_scale: Each bucket is multiplied by it before it travels (1 / loss scale).
+        complete: Whether DDP has handed the step's last bucket over.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Exchange:
         self.wire_bytes = 0.0
         self._wire.collectives = []
         self._elements = 0
+        self.complete = False
 
     @property
     def collectives(self) -> tuple[tuple[float, float], ...]:
@@ -141,6 +143,7 @@ class Exchange:
         """Takes a ready bucket; the future holds its sum over the ranks."""
         buffer = bucket.buffer()
         self._elements += buffer.numel()
+        self.complete = bucket.is_last()
         if self._bucket_ready is not None:
             share = 1.0 if bucket.is_last() else self._elements / self._total_elements
             self._bucket_ready(min(1.0, share))

@@ -11,11 +11,9 @@ N̂ is the planned number of samples; N differs from it only when the loss count
 
 import gc
 import math
-import random
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -34,8 +32,9 @@ from hetkit.worker.loss import measure
 from hetkit.worker.memory import MemoryMeter
 from hetkit.worker.meter import Meter
 from hetkit.worker.objective import Objective
-from hetkit.worker.order import EpochOrder, micro_batches, step_slice
+from hetkit.worker.order import EpochOrder, step_slice
 from hetkit.worker.precision import autocast
+from hetkit.worker.randomness import seed_step
 from hetkit.worker.update import Update
 
 
@@ -44,7 +43,7 @@ class TrainingLoop:
 
     Args:
         task: What is trained.
-        model: The built model, on its device.
+        objective: The task's loss of the built model, on its device.
         samples: The training data.
         rank: This rank.
         seed: The session's seed.
@@ -53,14 +52,13 @@ class TrainingLoop:
         memory: Reads the memory.
         exchange: The gradient exchange; None for a single rank, which has nothing to exchange.
         clock: The emulated device's clock; None for a real device.
-        unused: Names of parameters that get no gradient.
         counted: Whether the loss returns ``(mean, count)``.
     """
 
     def __init__(
         self,
         task: Task,
-        model: torch.nn.Module,
+        objective: Objective,
         samples: Samples,
         *,
         rank: int,
@@ -70,10 +68,9 @@ class TrainingLoop:
         memory: MemoryMeter,
         exchange: Exchange | None,
         clock: DeviceClock | None,
-        unused: tuple[str, ...] = (),
         counted: bool = False,
     ) -> None:
-        self.model = model
+        self.model = objective.model
         self.step = 0
         self.epoch = 0
         self.epoch_first_step = 0
@@ -86,11 +83,9 @@ class TrainingLoop:
         self._exchange = exchange
         self._clock = clock
         self._counted = counted
-        self._find_unused = bool(unused)
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        used = [p for name, p in trained if name not in unused]
-        self._objective = Objective(model, task.loss, used)
-        self._wrapped: Objective | DistributedDataParallel = self._objective
+        self._objective = objective
+        self._statistics = objective.statistics
+        self._wrapped: Objective | DistributedDataParallel = objective
         pin = task.pin_memory and device.type == "cuda"
         self._loader = Loader(samples, task.num_workers, pin_memory=pin)
         self.order = EpochOrder(
@@ -100,8 +95,9 @@ class TrainingLoop:
             epoch_samples=task.epoch_samples,
             rank=rank,
             device=None if exchange is None else device,
+            in_rounds=self._statistics is not None,
         )
-        self.update = Update(task, model, exchange, rank)
+        self.update = Update(task, self.model, exchange, rank)
 
     def apply(self, plan: Plan) -> None:
         """Makes ``plan`` the one in force; its first step must be the next one."""
@@ -117,6 +113,10 @@ class TrainingLoop:
         if self._device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = plan.tf32
             torch.backends.cudnn.allow_tf32 = plan.tf32
+        if self._statistics is not None:
+            self._statistics.active = not plan.local
+            if before is None or before.epoch != plan.epoch:
+                self._statistics.begin_epoch()
         self.update.apply(plan)
         self._loader.start(self.order.draws(plan, self._rank))
 
@@ -128,7 +128,7 @@ class TrainingLoop:
         """
         plan = self._current_plan()
         self._meter.begin_step()
-        _seed_all(self._seed, self.step, self._rank)
+        seed_step(self._seed, self.step, self._rank)
         if self._clock is not None:
             self._clock.begin_step(self.step)
         if self._exchange is not None:
@@ -137,21 +137,22 @@ class TrainingLoop:
             self._exchange.inverse_scale = 1.0 if plan.local else 1.0 / self.update.scale(plan)
         start, shares = step_slice(plan, self.step, len(self.order))
         memory = self._memory.read(min(plan.micro_batches[self._rank], shares[self._rank] or 1))
-        first = start + sum(shares[: self._rank])
-        pieces = micro_batches(first, shares[self._rank], plan.micro_batches[self._rank])
+        sizes = [stop - first for first, stop in self.order.pieces(plan, start, shares, self._rank)]
         planned = shares[self._rank] if plan.local else sum(shares)
-        totals = self._forward_backward(plan, [b - a for a, b in pieces], planned=planned)
+        totals = self._forward_backward(plan, sizes, planned=planned)
         finite = self._optimize(plan, totals, planned=planned, samples=sum(shares))
         exchange = self._exchange
         stamps = self._meter.end_step(
-            exchange.collectives if exchange else (), exchange.codec_s() if exchange else 0.0
+            exchange.collectives if exchange else (),
+            exchange.codec_s() if exchange else 0.0,
+            self._statistics.take_waited_s() if self._statistics else 0.0,
         )
         self._meter.add(
             StepRow(
                 step=self.step,
                 epoch=plan.epoch,
                 batch=shares[self._rank],
-                micro_steps=len(pieces),
+                micro_steps=sum(size > 0 for size in sizes),
                 stamps=stamps,
                 loss_sum=float(totals.loss_sum),
                 count=totals.count,
@@ -235,7 +236,7 @@ class TrainingLoop:
         wrapped = DistributedDataParallel(
             self._objective,
             bucket_cap_mb=None if bucket_bytes is None else bucket_bytes / 2**20,
-            find_unused_parameters=self._find_unused,
+            find_unused_parameters=self._objective.varying,
             gradient_as_bucket_view=True,
             broadcast_buffers=False,
         )
@@ -264,11 +265,13 @@ class TrainingLoop:
     def _micro_batch(
         self, plan: Plan, batch: Any, size: int, totals: "_Totals", *, planned: int, last: bool
     ) -> None:
-        precision = plan.amp[self._rank]
+        precision, scale = plan.amp[self._rank], self.update.scale(plan)
         if self._clock is not None:
             self._clock.begin_micro_batch(size, precision)
+        if self._statistics is not None:
+            self._statistics.begin_micro_batch(empty=not size, loss_scale=scale)
         with autocast(precision, self._device):
-            returned = (self._objective if plan.local else self._wrapped)(batch)
+            returned, anchor = (self._objective if plan.local else self._wrapped)(batch)
         mean, count, counted = measure(returned, size)
         if size and counted != self._counted:
             raise LossError("the loss returns (mean, count) for some batches only: do so always.")
@@ -280,14 +283,28 @@ class TrainingLoop:
             if self.step == 0:
                 _require_finite(mean)
         else:  # the mean of nothing is often NaN, and 0 · NaN is NaN
-            loss = self._objective.zero()
+            loss = self._objective.zero(mean)
+        if anchor is not None:
+            loss = loss + anchor
         exchanges = last and self._exchange is not None and not plan.local
         if exchanges and self._counted:
             totals.agree()
-        (loss * self.update.scale(plan)).backward()
-        if self._clock is not None and not exchanges:
+        (loss * scale).backward()
+        if exchanges:
+            self._require_all(loss)
+        elif self._clock is not None:
             # With an exchange, the hook held the clock before it handed the last bucket over.
             self._clock.backward_done(1.0)
+        if self._statistics is not None:
+            self._statistics.end_micro_batch()
+
+    def _require_all(self, loss: torch.Tensor) -> None:
+        if self._exchange is not None and not self._exchange.complete:
+            raise LossError(
+                f"on rank {self._rank} the loss of step {self.step} does not depend on "
+                f"{', '.join(self._objective.missing(loss))}, which it did for the first samples: "
+                "where the use of parameters varies, give Task(find_unused_parameters=True)."
+            )
 
     def _optimize(self, plan: Plan, totals: "_Totals", *, planned: int, samples: int) -> bool:
         update = self.update
@@ -338,11 +355,3 @@ def _require_finite(mean: torch.Tensor) -> None:
             f"the loss is {float(mean.detach())} in the very first step: look at the data "
             "(NaN? not normalised?), the loss, and the initial weights."
         )
-
-
-def _seed_all(seed: int, step: int, rank: int) -> None:
-    """Seeds what is random inside a step by (seed, step, rank): resuming needs no saved state."""
-    mixed = (seed * 1_000_003 + step) * 65_537 + rank
-    torch.manual_seed(mixed % 2**63)
-    np.random.seed(mixed % 2**32)
-    random.seed(mixed)

@@ -59,7 +59,10 @@ class Meter:
         self._cut = moment
 
     def end_step(
-        self, collectives: tuple[tuple[float, float], ...] = (), codec_s: float = 0.0
+        self,
+        collectives: tuple[tuple[float, float], ...] = (),
+        codec_s: float = 0.0,
+        inside_s: float = 0.0,
     ) -> Stamps:
         """Stops the step's clock and returns its stamps."""
         end = time.monotonic()
@@ -70,6 +73,7 @@ class Meter:
             data_s=self._data_s,
             optimizer_s=self._optimizer_s,
             codec_s=codec_s,
+            inside_s=inside_s,
             collectives=collectives,
         )
 

@@ -20,6 +20,7 @@ from hetkit.errors import DataError
 from hetkit.plan import Plan
 from hetkit.planning.batch_split import ratio_split
 from hetkit.worker.data import Samples
+from hetkit.worker.rounds import rank_pieces
 from hetkit.worker.sampling import draw, repetitions
 from hetkit.worker.stream import StreamSamples
 
@@ -65,6 +66,7 @@ class EpochOrder:
         epoch_samples: int | None = None,
         rank: int = 0,
         device: torch.device | None = None,
+        in_rounds: bool = False,
     ) -> None:
         _check(samples, sampler, epoch_samples)
         self.epoch: int | None = None
@@ -76,6 +78,7 @@ class EpochOrder:
         self._limit = epoch_samples
         self._rank = rank
         self._device = device
+        self._in_rounds = in_rounds
 
     def __len__(self) -> int:
         """Samples in an epoch, the same in all; known once the first was taken."""
@@ -103,7 +106,26 @@ class EpochOrder:
     def draws(self, plan: Plan, rank: int) -> Iterator[Draw]:
         """Returns a rank's micro-batches of all the plan's steps, each made when it is due."""
         self.take(plan.epoch)
-        return _draws(plan, rank, self.indices, self.repeats)
+        return self._draws(plan, rank, self.indices, self.repeats)
+
+    def pieces(
+        self, plan: Plan, start: int, shares: Sequence[int], rank: int
+    ) -> list[tuple[int, int]]:
+        """Returns a rank's micro-batches of the step whose slice begins at ``start``.
+
+        In rounds (`hetkit.worker.rounds`) every rank has as many, and some may be empty.
+        """
+        if self._in_rounds and not plan.local:
+            return rank_pieces(start, shares, plan.micro_batches, rank)
+        return micro_batches(start + sum(shares[:rank]), shares[rank], plan.micro_batches[rank])
+
+    def _draws(self, plan: Plan, rank: int, indices: torch.Tensor, repeats: Any) -> Iterator[Draw]:
+        for step in range(plan.first_step, plan.last_step + 1):
+            start, shares = step_slice(plan, step, len(indices))
+            for a, b in self.pieces(plan, start, shares, rank):
+                if b > a:
+                    before = None if repeats is None else repeats[a:b].tolist()
+                    yield Draw(indices[a:b].tolist(), plan.epoch, before)
 
     def _order(self, epoch: int) -> torch.Tensor:
         if isinstance(self._samples, StreamSamples):
@@ -140,15 +162,6 @@ def _shared(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
     whole = indices.to(device) if len(indices) else size.new_empty(int(size.item()))
     dist.broadcast(whole, src=0)
     return whole.cpu()
-
-
-def _draws(plan: Plan, rank: int, indices: torch.Tensor, repeats: Any) -> Iterator[Draw]:
-    for step in range(plan.first_step, plan.last_step + 1):
-        start, shares = step_slice(plan, step, len(indices))
-        first = start + sum(shares[:rank])
-        for a, b in micro_batches(first, shares[rank], plan.micro_batches[rank]):
-            before = None if repeats is None else repeats[a:b].tolist()
-            yield Draw(indices[a:b].tolist(), plan.epoch, before)
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> torch.Tensor:
