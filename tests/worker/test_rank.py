@@ -97,10 +97,11 @@ def test_a_loss_that_gives_a_count_only_sometimes_is_refused():
         session.run(epochs=1)
 
 
-@pytest.mark.parametrize(("sample_s", "told"), [(1e-9, True), (5e-3, False)])
+@pytest.mark.parametrize(("sample_s", "told"), [(1e-9, True), (3e-2, False)])
 def test_a_device_that_this_machine_cannot_keep_up_with_is_told_once(sample_s, told):
     fleet = hk.emulate("1xA100", sample_s=sample_s)
-    with hk.Session(make_task(), devices=fleet, global_batch=8) as session:
+    data = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    with hk.Session(make_task(data=data), devices=fleet, global_batch=8) as session:
         session.run(epochs=2)
         session.wait(WAIT_S)
         notices = [event.text for event in session.history.events if event.kind == "notice"]
