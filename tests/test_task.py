@@ -28,6 +28,8 @@ def test_the_parts_are_kept_as_they_were_given() -> None:
         ({"optimizer": "adam"}, "optimizer must be callable"),
         ({"scheduler": 1}, "scheduler must be callable"),
         ({"collate": 1}, "collate must be callable"),
+        ({"sampler": 1}, "sampler must be a Sampler object or sampler"),
+        ({"sampler": list}, "sampler must be a Sampler object or sampler"),
         ({"data": None}, "data is None: give a dataset"),
         ({"metrics": {"a": max}}, r"metrics \['a'\] need data to be measured on: give validate="),
         ({"metrics": {"a": 1}, "validate": [1]}, r"metrics\['a'\] must be callable"),
@@ -42,10 +44,37 @@ def test_a_part_that_cannot_be_trained_is_named(wrong: dict[str, Any], said: str
         hk.Task(**parts(**wrong))
 
 
+@pytest.mark.parametrize("name", ["num_workers", "epoch_samples"])
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "2"])
-def test_num_workers_is_a_count(wrong: Any) -> None:
-    with pytest.raises(hk.SettingsError, match="num_workers must be"):
-        hk.Task(**parts(num_workers=wrong))
+def test_counts_are_ints(name: str, wrong: Any) -> None:
+    with pytest.raises(hk.SettingsError, match=f"{name} must be an int of at least"):
+        hk.Task(**parts(**{name: wrong}))
+
+
+def test_an_epoch_has_a_sample() -> None:
+    with pytest.raises(hk.SettingsError, match="epoch_samples must be an int of at least 1, not 0"):
+        hk.Task(**parts(epoch_samples=0))
+
+
+@pytest.mark.parametrize("name", ["pin_memory", "seed_samples"])
+def test_switches_are_true_or_false(name: str) -> None:
+    with pytest.raises(hk.SettingsError, match=f"{name} must be True or False, not 'yes'"):
+        hk.Task(**parts(**{name: "yes"}))
+
+
+class IterableDataset:
+    """Known by its name: a task is described without torch."""
+
+    def __getitem__(self, index: int) -> None:
+        raise NotImplementedError
+
+
+def test_a_streams_order_is_its_own() -> None:
+    assert hk.Task(**parts(data=IterableDataset())).sampler is None
+    with pytest.raises(hk.TaskError, match="leave sampler out, or shuffle in the stream"):
+        hk.Task(**parts(data=IterableDataset(), sampler=[0]))
+    with pytest.raises(hk.TaskError, match="leave sampler out"):
+        hk.Task(**parts(data={1, 2}, sampler=[0]))
 
 
 def test_a_missing_part_is_pythons_own_error() -> None:
