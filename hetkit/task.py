@@ -24,7 +24,12 @@ class Task:
             callable without arguments that returns one of these (for data that a worker should
             open by itself; a generator function does for a stream).
         loss: ``loss(model, batch)``; returns the mean over the batch's samples as a scalar tensor,
-            or ``(mean, count)`` when its denominator is something else (tokens, valid pixels).
+            or ``(mean, count)`` when its denominator is something else (tokens, valid pixels); a
+            batch with count 0 adds nothing. A loss has one denominator: divide the sums of all its
+            terms by the same count.
+        reduction: ``"mean"`` (default); or ``"sum"``: the loss returns the batch's sum, and a
+            step's gradient is that of the sum over all its samples, so it grows with the global
+            batch. What is shown is the mean over the samples.
         optimizer: ``optimizer(parameters)``; returns the ``torch.optim.Optimizer``.
         validate: The validation set, in the forms of ``data``; None for none. It is spread over
             the devices, each sample counted once.
@@ -99,6 +104,7 @@ class Task:
     model: Any
     data: Any = field(repr=False)
     loss: Callable[[Any, Any], Any]
+    reduction: str = "mean"
     optimizer: Callable[[Any], Any]
     validate: Any = field(default=None, repr=False)
     metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
@@ -133,6 +139,8 @@ class Task:
                 f"metrics {list(self.metrics)} need data to be measured on: "
                 "give validate=… or leave metrics out."
             )
+        if self.reduction not in ("mean", "sum"):
+            raise SettingsError(f'reduction must be "mean" or "sum", not {self.reduction!r}.')
         _require_count("num_workers", self.num_workers, at_least=0)
         if self.epoch_samples is not None:
             _require_count("epoch_samples", self.epoch_samples, at_least=1)

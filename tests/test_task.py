@@ -51,6 +51,11 @@ def test_counts_are_ints(name: str, wrong: Any) -> None:
         hk.Task(**parts(**{name: wrong}))
 
 
+def test_a_reduction_is_a_mean_or_a_sum() -> None:
+    with pytest.raises(hk.SettingsError, match='reduction must be "mean" or "sum", not None'):
+        hk.Task(**parts(reduction=None))
+
+
 def test_an_epoch_has_a_sample() -> None:
     with pytest.raises(hk.SettingsError, match="epoch_samples must be an int of at least 1, not 0"):
         hk.Task(**parts(epoch_samples=0))

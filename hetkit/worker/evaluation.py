@@ -51,6 +51,7 @@ def _measure_all(
     functions = {"loss": task.loss, **task.metrics}
     results = {}
     for name, function in functions.items():
-        mean, count, _ = measure(function(model, batch), size, name=name)
+        reduction = task.reduction if name == "loss" else "mean"
+        mean, count, _ = measure(function(model, batch), size, name=name, reduction=reduction)
         results[name] = (float(mean) * count if count else 0.0, count)
     return results

@@ -6,7 +6,8 @@ With N the step's denominator over all ranks and micro-batches, each micro-batch
     gradient = Σ_ranks Σ_micro ∇(mean · count) / N        for every split, exactly
 
 N̂ is the planned number of samples; N differs from it only when the loss counts something else
-(tokens, valid pixels), and is then agreed by one tiny all-reduce beside the last backward.
+(tokens, valid pixels), and is then agreed by one tiny all-reduce beside the last backward. For a
+task with ``reduction="sum"`` nothing is divided.
 """
 
 import gc
@@ -83,6 +84,7 @@ class TrainingLoop:
         self._exchange = exchange
         self._clock = clock
         self._counted = counted
+        self._reduction = task.reduction
         self._objective = objective
         self._statistics = objective.statistics
         self._wrapped: Objective | DistributedDataParallel = objective
@@ -272,13 +274,13 @@ class TrainingLoop:
             self._statistics.begin_micro_batch(empty=not size, loss_scale=scale)
         with autocast(precision, self._device):
             returned, anchor = (self._objective if plan.local else self._wrapped)(batch)
-        mean, count, counted = measure(returned, size)
+        mean, count, counted = measure(returned, size, reduction=self._reduction)
         if size and counted != self._counted:
             raise LossError("the loss returns (mean, count) for some batches only: do so always.")
         if self._clock is not None:
             self._clock.forward_done()
         if count:
-            loss = mean * (count / planned)
+            loss = mean * (count / (1 if self._reduction == "sum" else planned))
             totals.add(mean.detach(), count)
             if self.step == 0:
                 _require_finite(mean)

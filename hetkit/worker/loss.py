@@ -1,4 +1,4 @@
-"""What a user's loss returned: a mean over samples, or (mean, count) over something else."""
+"""What a user's loss returned: a mean over samples, (mean, count) over something else, or a sum."""
 
 from numbers import Real
 from typing import Any
@@ -8,13 +8,16 @@ import torch
 from hetkit.errors import LossError
 
 
-def measure(returned: Any, samples: int, *, name: str = "loss") -> tuple[Any, float, bool]:
+def measure(
+    returned: Any, samples: int, *, name: str = "loss", reduction: str = "mean"
+) -> tuple[Any, float, bool]:
     """Reads the return value of a loss or metric.
 
     Args:
         returned: A scalar (tensor or number), the mean over the samples; or ``(mean, count)``.
         samples: Samples in the batch.
         name: For messages.
+        reduction: ``"sum"``: the scalar is the sum over the samples, and nothing else is allowed.
 
     Returns:
         The mean as it was given, its denominator, and whether the user gave that denominator.
@@ -24,6 +27,11 @@ def measure(returned: Any, samples: int, *, name: str = "loss") -> tuple[Any, fl
         LossError: It is not a scalar, or the count is negative or not finite.
     """
     counted = isinstance(returned, (tuple, list)) and len(returned) == 2
+    if counted and reduction == "sum":
+        raise LossError(
+            f'{name} returned a pair, and the task has reduction="sum": return the sum alone, or '
+            '(mean, count) with reduction="mean".'
+        )
     mean, count = returned if counted else (returned, samples)
     if isinstance(mean, torch.Tensor):
         if mean.numel() != 1:
@@ -44,4 +52,6 @@ def measure(returned: Any, samples: int, *, name: str = "loss") -> tuple[Any, fl
         raise LossError(
             f"{name} returned count {count!r}: it must be a finite number of at least 0."
         )
+    if reduction == "sum" and samples:
+        mean = mean / samples
     return mean, denominator, counted

@@ -103,7 +103,7 @@ def _pass(task: Task, model: torch.nn.Module, batch: Any, size: int) -> _Pass:
 
     began = time.monotonic()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        mean, _, counted = measure(task.loss(model, batch), size)
+        mean, _, counted = measure(task.loss(model, batch), size, reduction=task.reduction)
         if not isinstance(mean, torch.Tensor) or not mean.requires_grad:
             raise LossError("the loss has no gradient: return a tensor computed from the model.")
         mean.backward()  # type: ignore[no-untyped-call]

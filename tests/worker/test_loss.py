@@ -27,6 +27,14 @@ def test_a_mean_counts_samples_and_a_pair_counts_what_it_says(returned, mean, co
         assert got[0].shape == ()
 
 
+def test_a_sum_is_shown_as_the_mean_over_the_samples():
+    mean, count, counted = measure(torch.tensor(12.0), 8, reduction="sum")
+    assert (float(mean), count, counted) == (1.5, 8.0, False)
+    assert float(measure(torch.tensor(0.0), 0, reduction="sum")[0]) == 0.0, "not 0 / 0"
+    with pytest.raises(LossError, match='has reduction="sum": return the sum alone'):
+        measure((torch.tensor(2.0), 5), 8, reduction="sum")
+
+
 def test_the_gradient_passes_through():
     weight = torch.ones(1, requires_grad=True)
     mean, _, _ = measure(weight * 3, 1)
