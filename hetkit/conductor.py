@@ -201,7 +201,14 @@ class Conductor:
         else:
             text = f"split {list(plan.batches)} from step {plan.first_step}: {plan.reason}"
             self.book.note("plan", text, step=plan.first_step, epoch=plan.epoch)
-        self.scales.on_plan(self.status.plan, plan)
+        before = self.status.plan
+        if plan.local and (before is None or before.sync_every != plan.sync_every):
+            text = (
+                f"local steps: the devices train on their own and average every {plan.sync_every} "
+                "steps, which is not the maths of one process"
+            )
+            self.book.note("notice", text, step=plan.first_step, epoch=plan.epoch)
+        self.scales.on_plan(before, plan)
         self.crew.tell(m.SetPlan(plan=plan))
         self.board.post(plan=plan, applied=self.course.applied)
         for change in order.changes:

@@ -50,6 +50,7 @@ def test_a_plan_knows_its_ranks_and_its_last_step(
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        ({"sync_every": 0}, "sync_every must be at least 1"),
         ({"batches": ()}, "one number of at least 0 per rank"),
         ({"batches": (65, -1)}, "one number of at least 0 per rank"),
         ({"batches": (48, 15)}, r"batches \(48, 15\) do not sum to 64"),
@@ -71,3 +72,20 @@ def test_a_plan_is_frozen_and_compares_by_value() -> None:
     assert dataclasses.replace(Plan(**GOOD), version=2) != Plan(**GOOD)
     with pytest.raises(dataclasses.FrozenInstanceError):
         Plan(**GOOD).version = 3  # type: ignore[misc]
+
+
+@given(
+    every=st.integers(1, 9),
+    first=st.integers(0, 100),
+    steps=st.integers(1, 30),
+    place=st.integers(0, 29),
+)
+def test_the_ranks_stand_alike_every_so_many_steps_and_at_the_end(
+    every: int, first: int, steps: int, place: int
+) -> None:
+    step = first + place % steps
+    epoch = {"epoch_first_step": first, "epoch_steps": steps, "first_step": first}
+    plan = Plan(**GOOD | epoch | {"sync_every": every})
+    syncs = [first + n for n in range(steps) if (n + 1) % every == 0 or n == steps - 1]
+    assert plan.next_sync(step) == min(sync for sync in syncs if sync >= step)
+    assert plan.local == (every > 1)

@@ -121,6 +121,10 @@ def test_numbers_of_numpy_are_taken_as_pythons() -> None:
         ({"lr": 0}, "lr must be a finite number above 0"),
         ({"lr": "half"}, 'lr must be a number above 0 or a factor such as "x0.5"'),
         ({"lr": "x1e999"}, "lr must be a number above 0 or a factor"),
+        ({"lr_rule": "cubic"}, "lr_rule must be one of none, linear, sqrt, not 'cubic'"),
+        ({"sync_every": 0}, "sync_every must be an int of at least 1, not 0"),
+        ({"outer_momentum": 1.0}, "outer_momentum must be a number from 0 to below 1, not 1.0"),
+        ({"outer_momentum": None}, "outer_momentum must be a number from 0 to below 1"),
         ({"clip_norm": math.inf}, "clip_norm must be a finite number above 0"),
     ],
 )

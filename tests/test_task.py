@@ -97,3 +97,17 @@ def test_a_task_equals_itself_and_no_other_whatever_its_data() -> None:
 
 def test_its_text_does_not_hold_the_data() -> None:
     assert len(repr(hk.Task(**parts(data=list(range(100_000)), validate="x" * 100_000)))) < 1000
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"parameters": [1]}, "parameters must be callable"),
+        ({"scheduler_per": "batch"}, 'scheduler_per must be "epoch" or "step", not \'batch\''),
+        ({"ema": 1.0}, "ema must be None or a decay from 0 to below 1, such as 0.999, not 1.0"),
+        ({"ema": True}, "ema must be None or a decay"),
+    ],
+)
+def test_groups_schedule_and_average_are_checked(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(hk.HetkitError, match=said):
+        hk.Task(**parts(**wrong))

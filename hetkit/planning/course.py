@@ -199,6 +199,8 @@ class Course:
             orders.append(new_plan)
         plan = self._known_plan()
         until = min(limit, plan.last_step + 1)
+        if self._budget is None and plan.local:
+            until = plan.next_sync(until - 1) + 1  # wherever the ranks rest, they stand alike
         if until > self.granted:
             self.granted = until
             orders.append(GrantUntil(until=until))

@@ -69,6 +69,8 @@ class StepAssembly:
             time_s=time_s,
             samples=sum(row.batch for row in rows),
             loss=sum(row.loss_sum for row in rows) / count if count else None,
-            skipped=first.skipped,
+            skipped=any(row.skipped for row in rows),
+            loss_scale=min((row.loss_scale for row in rows if row.loss_scale), default=None),
+            lr=first.lr,
             ranks=ranks,
         )

@@ -1,5 +1,7 @@
 """The book: what the coordinator writes down, step by step, epoch by epoch."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hetkit.launch.messages import StepRow
@@ -24,7 +26,7 @@ class Book:
         self.ledger = ledger
         self._assembly = StepAssembly(history.world_size)
         self._records: list[StepRecord] = []
-        self._events: list[str] = []
+        self._events: Counter[str] = Counter()
         self._changes: tuple[str, ...] = ()
         self._again = False
 
@@ -35,7 +37,7 @@ class Book:
         are gone, and must not be taken for a part of the steps to come.
         """
         if not self._again:
-            self._events = []
+            self._events = Counter()
             self._changes = ()
         self._again = False
         self._records = []
@@ -47,12 +49,28 @@ class Book:
     ) -> list[tuple[StepRecord, tuple[StepRow, ...]]]:
         """Writes down the steps that a rank's rows complete, and returns them."""
         whole = self._assembly.add(rank, rows)
-        for record, _ in whole:
+        for record, of_ranks in whole:
             self.history.append(record)
             self._records.append(record)
-            if record.skipped:
-                self.note("skip", "a gradient was not finite: all ranks skipped the step", record)
+            self._note_trouble(record, of_ranks)
         return whole
+
+    def _note_trouble(self, record: StepRecord, rows: Sequence[StepRow]) -> None:
+        skipped = [rank for rank, row in enumerate(rows) if row.skipped]
+        if skipped:
+            # With local steps a rank skips alone.
+            who = (
+                "all ranks" if len(skipped) == len(rows) else f"rank {', '.join(map(str, skipped))}"
+            )
+            self.note("skip", f"a gradient was not finite: {who} skipped the step", record)
+        for rank, row in enumerate(rows):
+            text = f"the loss of rank {rank} was not finite"
+            if math.isfinite(row.loss_sum):
+                continue
+            if text in self._events:  # one event an epoch is enough, the ledger counts them all
+                self._events[text] += 1
+            else:
+                self.note("notice", text, record, rank=rank)
 
     def note(
         self,
@@ -77,7 +95,7 @@ class Book:
             )
         )
         if kind not in ("epoch", "settings"):
-            self._events.append(text)
+            self._events[text] += 1
 
     def end_epoch(
         self,
@@ -92,15 +110,14 @@ class Book:
         if not self._records:
             return None
         row = LedgerRow.of(
-            summarise_epoch(self._records),
+            summarise_epoch(self._records, sync_every=plan.sync_every),
             plan,
             emulated=emulated,
-            lr=plan.lr,
             spread_floor=spread_floor,
             metrics=combine(reports),
             predicted_step_s=predicted_step_s,
             changes=self._changes,
-            events=tuple(self._events),
+            events=tuple(_counted(text, times) for text, times in self._events.items()),
         )
         self.ledger.add(row)
         return row
@@ -118,6 +135,10 @@ class Book:
         """Returns the median duration of the last few steps; None before there are any."""
         latest = sorted(record.step_s for record in self._records[-7:])
         return latest[len(latest) // 2] if latest else None
+
+
+def _counted(text: str, times: int) -> str:
+    return text if times == 1 else f"{text} ({times} times)"
 
 
 class Overhead:

@@ -1,9 +1,9 @@
 """One epoch's account: what was measured, beside what was set."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
-from statistics import median
+from statistics import fmean, median
 from typing import Self
 
 from hetkit.plan import Plan
@@ -17,11 +17,15 @@ SPLIT = ("data", "compute", "wait", "transfer", "codec", "optimizer", "other")
 class EpochSummary:
     """What was measured over an epoch. Medians are over its steps; tuples are per rank.
 
+    Where the ranks synchronise every few steps only, no single step is typical: then means stand
+    in the medians' places.
+
     Args:
         epoch: Number of the epoch, from 0.
         first_step: Its first step, counted over the whole session.
         last_step: Its last step.
-        seconds: Sum of its steps' durations: pauses and validation do not count.
+        seconds: Sum of its steps' durations, of the slowest rank: pauses and validation do not
+            count.
         samples: Samples over all ranks and steps, those of skipped steps included.
         samples_per_s: ``samples / seconds``.
         step_s: Median step.
@@ -40,7 +44,10 @@ class EpochSummary:
         wire_bytes: Median bytes that a rank sent in a step; of the rank that sent most.
         memory_peak_bytes: Largest reading, or None where there is none.
         loss: Mean training loss, weighted by samples; None where no step had one.
-        skipped_steps: Steps that a non-finite gradient made all ranks skip.
+        skipped_steps: Steps that a non-finite gradient made all ranks (with local steps, any) skip.
+        loss_scale: What fp16 ranks multiply their loss by at the epoch's end; None without fp16.
+        lr: The first parameter group's learning rate in the epoch's last step, or None where it is
+            not known.
     """
 
     epoch: int
@@ -65,6 +72,8 @@ class EpochSummary:
     memory_peak_bytes: tuple[float | None, ...]
     loss: float | None
     skipped_steps: int
+    loss_scale: float | None = None
+    lr: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +86,8 @@ class LedgerRow(EpochSummary):
         micro_batches: Largest forward pass per rank, in samples.
         amp: Precision per rank.
         compression: Name of the gradient codec.
-        lr: Learning rate at the epoch's end, or None where it is not known.
+        sync_every: Steps between two synchronisations; above 1 the maths is another than one
+            process's.
         spread_floor: Smallest ``compute_spread`` that whole samples allow, max cᵢ/τ (DESIGN.md
             §6), or None where it is not known.
         metrics: Validation metrics by name; ``"loss"`` is the validation loss.
@@ -106,7 +116,7 @@ class LedgerRow(EpochSummary):
     micro_batches: tuple[int, ...]
     amp: tuple[str, ...]
     compression: str
-    lr: float | None = None
+    sync_every: int = 1
     spread_floor: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     predicted_step_s: float | None = None
@@ -121,7 +131,6 @@ class LedgerRow(EpochSummary):
         plan: Plan,
         *,
         emulated: bool,
-        lr: float | None = None,
         spread_floor: float | None = None,
         metrics: Mapping[str, float] | None = None,
         predicted_step_s: float | None = None,
@@ -136,7 +145,7 @@ class LedgerRow(EpochSummary):
             micro_batches=plan.micro_batches,
             amp=plan.amp,
             compression=plan.compression,
-            lr=lr,
+            sync_every=plan.sync_every,
             spread_floor=spread_floor,
             metrics=dict(metrics or {}),
             predicted_step_s=predicted_step_s,
@@ -151,7 +160,7 @@ class LedgerRow(EpochSummary):
         return len(self.batches) > 1 and max(self.batches) - min(self.batches) <= 1
 
 
-def summarise_epoch(records: Sequence[StepRecord]) -> EpochSummary:
+def summarise_epoch(records: Sequence[StepRecord], *, sync_every: int = 1) -> EpochSummary:
     """Returns what was measured over an epoch's steps. No step is left out, the first included.
 
     Where a rank took part in some of the steps only, its figures are over those; the tuples are
@@ -159,6 +168,7 @@ def summarise_epoch(records: Sequence[StepRecord]) -> EpochSummary:
 
     Args:
         records: The epoch's steps, oldest first.
+        sync_every: Steps between two synchronisations.
 
     Raises:
         ValueError: There are none, or they belong to several epochs.
@@ -167,9 +177,11 @@ def summarise_epoch(records: Sequence[StepRecord]) -> EpochSummary:
     if len(epochs) != 1:
         raise ValueError(f"give the steps of one epoch, at least one: got epochs {sorted(epochs)}.")
     ranks = _by_rank(records)
-    compute = tuple(median(step.compute_s for step in steps) for steps in ranks)
+    typical = median if sync_every == 1 else fmean
+    compute = tuple(typical(step.compute_s for step in steps) for steps in ranks)
     critical = ranks[compute.index(max(compute))]
-    seconds = sum(record.step_s for record in records)
+    # A rank's steps follow each other, also where it does not wait for the others in each.
+    seconds = max(sum(step.step_s for step in steps) for steps in ranks)
     samples = sum(record.samples for record in records)
     return EpochSummary(
         epoch=epochs.pop(),
@@ -178,22 +190,24 @@ def summarise_epoch(records: Sequence[StepRecord]) -> EpochSummary:
         seconds=seconds,
         samples=samples,
         samples_per_s=samples / seconds,
-        step_s=median(record.step_s for record in records),
-        data_s=tuple(median(step.data_s for step in steps) for steps in ranks),
+        step_s=typical(record.step_s for record in records),
+        data_s=tuple(typical(step.data_s for step in steps) for steps in ranks),
         compute_s=compute,
-        wait_s=tuple(median(step.wait_s for step in steps) for steps in ranks),
-        transfer_s=tuple(median(step.transfer_s for step in steps) for steps in ranks),
-        codec_s=tuple(median(step.codec_s for step in steps) for steps in ranks),
-        optimizer_s=tuple(median(step.optimizer_s for step in steps) for steps in ranks),
-        other_s=tuple(median(step.other_s for step in steps) for steps in ranks),
-        overlapped_s=tuple(median(step.overlapped_s for step in steps) for steps in ranks),
+        wait_s=tuple(typical(step.wait_s for step in steps) for steps in ranks),
+        transfer_s=tuple(typical(step.transfer_s for step in steps) for steps in ranks),
+        codec_s=tuple(typical(step.codec_s for step in steps) for steps in ranks),
+        optimizer_s=tuple(typical(step.optimizer_s for step in steps) for steps in ranks),
+        other_s=tuple(typical(step.other_s for step in steps) for steps in ranks),
+        overlapped_s=tuple(typical(step.overlapped_s for step in steps) for steps in ranks),
         critical_rank=critical[0].rank,
-        comm_share=median(step.comm_share for step in critical),
-        compute_spread=_spread(ranks),
-        wire_bytes=max(median(step.wire_bytes for step in steps) for steps in ranks),
+        comm_share=typical(step.comm_share for step in critical),
+        compute_spread=_spread(ranks, typical),
+        wire_bytes=max(typical(step.wire_bytes for step in steps) for steps in ranks),
         memory_peak_bytes=tuple(_memory_peak(steps) for steps in ranks),
         loss=_mean_loss(records),
         skipped_steps=sum(record.skipped for record in records),
+        loss_scale=records[-1].loss_scale,
+        lr=records[-1].lr,
     )
 
 
@@ -204,11 +218,13 @@ def _by_rank(records: Sequence[StepRecord]) -> list[list[RankStep]]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-def _spread(ranks: Sequence[Sequence[RankStep]]) -> float:
+def _spread(
+    ranks: Sequence[Sequence[RankStep]], typical: Callable[[Iterable[float]], float]
+) -> float:
     # Of medians, not the median of each step's spread: that one would read the noise of balanced
     # ranks as imbalance, since the largest minus the smallest is never below 0.
     times = [
-        median(step.compute_s for step in steps if step.batch > 0)
+        typical(step.compute_s for step in steps if step.batch > 0)
         for steps in ranks
         if any(step.batch > 0 for step in steps)
     ]

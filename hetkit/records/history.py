@@ -143,7 +143,8 @@ class History:
         Args:
             name: Without a rank: ``"samples_per_s"``, ``"step_s"``, ``"loss"``, ``"comm_share"``,
                 ``"compute_spread"``, ``"samples"``, ``"skipped"`` (the share of skipped steps),
-                ``"epoch"``, ``"time_s"``. With a rank: a field or property of `RankStep`.
+                ``"loss_scale"`` (with fp16), ``"lr"`` (of the first parameter group), ``"epoch"``,
+                ``"time_s"``. With a rank: a field or property of `RankStep`.
             rank: The rank, or None (default) for the step of all ranks.
 
         Returns:

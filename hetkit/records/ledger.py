@@ -140,12 +140,14 @@ def _columns(rows: Sequence[LedgerRow]) -> list[_Column]:
     base = next((row for row in rows if row.even), rows[0] if rows else None)
     versus = "vs even" if base is not None and base.even else "vs first"
     floors = any(row.spread_floor is not None for row in rows)
+    scaled = any(row.loss_scale is not None for row in rows)
     predicted = any(row.predicted_step_s is not None for row in rows)
     columns: list[tuple[str, Callable[[LedgerRow], str], bool]] = [
         ("epoch", lambda row: str(row.epoch), True),
         ("batches", _batches, True),
         ("amp", _amp, True),
         ("compression", lambda row: row.compression, True),
+        ("sync", _sync, any(row.sync_every > 1 for row in rows)),
         ("lr", lambda row: dash(row.lr, "{:.4g}".format), any(row.lr is not None for row in rows)),
         ("samples/s", lambda row: format_number(row.samples_per_s), True),
         (versus, lambda row: _speed_up(row, base), True),
@@ -156,7 +158,12 @@ def _columns(rows: Sequence[LedgerRow]) -> list[_Column]:
         ("floor", lambda row: format_share(row.spread_floor), floors),
         ("loss", lambda row: dash(row.loss, _short), True),
         *[(_metric_title(name), _metric_cell(name), True) for name in _metric_names(rows)],
-        ("skipped", lambda row: str(row.skipped_steps), any(row.skipped_steps for row in rows)),
+        (
+            "skipped",
+            lambda row: str(row.skipped_steps),
+            scaled or any(r.skipped_steps for r in rows),
+        ),
+        ("loss scale", lambda row: dash(row.loss_scale, "{:g}".format), scaled),
     ]
     return [(header, cell) for header, cell, shown in columns if shown]
 
@@ -179,6 +186,10 @@ def _batches(row: LedgerRow) -> str:
 
 def _amp(row: LedgerRow) -> str:
     return row.amp[0] if len(set(row.amp)) == 1 else " + ".join(row.amp)
+
+
+def _sync(row: LedgerRow) -> str:
+    return "each step" if row.sync_every == 1 else f"every {row.sync_every} (other maths)"
 
 
 def _speed_up(row: LedgerRow, base: LedgerRow | None) -> str:

@@ -16,7 +16,7 @@ _RANK_FIELDS = tuple(f.name for f in fields(RankStep) if f.name not in (*_PLACE,
 _RANK_DERIVED = ("samples_per_s", "pace", "comm_share")
 _STEP_FIELDS = (
     *_PLACE,
-    *("samples", "step_s", "loss", "skipped", "comm_share", "compute_spread"),
+    *("samples", "step_s", "loss", "skipped", "loss_scale", "lr", "comm_share", "compute_spread"),
 )
 
 

@@ -83,7 +83,11 @@ class StepRecord:
         time_s: When the step ended, in seconds since the session's first step.
         samples: Samples over all ranks.
         loss: Mean loss over all samples, or None.
-        skipped: Whether a non-finite gradient made all ranks skip the optimizer's step.
+        skipped: Whether a non-finite gradient made all ranks (with local steps, any) skip the
+            optimizer's step.
+        loss_scale: What fp16 ranks multiply their loss by after this step; None without fp16. With
+            local steps the smallest over the ranks.
+        lr: The first parameter group's learning rate in this step, or None.
         ranks: The account of each rank that took part, in rank order.
 
     Raises:
@@ -96,6 +100,8 @@ class StepRecord:
     samples: int
     loss: float | None
     skipped: bool
+    loss_scale: float | None = None
+    lr: float | None = None
     ranks: tuple[RankStep, ...]
 
     def __post_init__(self) -> None:

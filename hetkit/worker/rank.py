@@ -5,6 +5,7 @@ ranks stand at the same step whenever they wait. What can fail inside is the use
 either is reported once, and then the rank waits to be ended.
 """
 
+import functools
 import logging
 import os
 import platform
@@ -192,21 +193,10 @@ class Rank:
             )
 
     def _end_epoch(self, message: m.EndEpoch) -> None:
-        loop, parts = self._running(), self._built()
+        loop = self._running()
         plan = loop.plan
         loop.end_epoch()
-        metrics: dict[str, tuple[float, float]] = {}
-        seconds = 0.0
-        if parts.validation is not None and plan is not None:
-            metrics, seconds = evaluate(
-                parts.task,
-                parts.model,
-                parts.validation,
-                rank=self.rank,
-                batches=plan.batches,
-                micro_batch=plan.micro_batches[self.rank],
-                device=parts.device,
-            )
+        metrics, seconds = self._validate(plan) if plan is not None else ({}, 0.0)
         if self.rank == 0:
             write_state(Path(message.snapshot), loop.state_dict())
         self._link.send(
@@ -218,6 +208,28 @@ class Rank:
                 validate_s=seconds,
             )
         )
+
+    def _validate(self, plan: Plan) -> tuple[dict[str, tuple[float, float]], float]:
+        parts, average = self._built(), self._running().update.average
+        if parts.validation is None:
+            return {}, 0.0
+        measure = functools.partial(
+            evaluate,
+            parts.task,
+            parts.model,
+            parts.validation,
+            rank=self.rank,
+            batches=plan.batches,
+            micro_batch=plan.micro_batches[self.rank],
+            device=parts.device,
+        )
+        metrics, seconds = measure()
+        if average is not None:
+            with average.in_place():
+                averaged, more_s = measure()
+            metrics |= {f"ema_{name}": sums for name, sums in averaged.items()}
+            seconds += more_s
+        return metrics, seconds
 
     def _save(self, message: m.SaveState) -> None:
         loop = self._running()

@@ -112,8 +112,8 @@ def test_a_factor_multiplies_the_tasks_rate_and_none_gives_it_back(make_session,
         session.set(lr=lr)
         session.run(1)
         session.wait(LIMIT_S)
-    plans = [row.lr for row in session.ledger]
-    assert plans == [None, None, 0.3, None]
+    own = [0.05 * 0.5**epoch for epoch in range(4)]
+    assert [row.lr for row in session.ledger] == pytest.approx([own[0], 0.1 * own[1], 0.3, own[3]])
     assert rates(session) == [pytest.approx(0.05 * 0.5**4)] * 2
 
 

@@ -40,6 +40,21 @@ def finish_epoch(made: Course) -> None:
     made.end_epoch()
 
 
+def test_the_ranks_rest_where_they_stand_alike_unless_a_step_is_asked_for():
+    made = course(sync_every=4)
+    made.run(epochs=1)
+    made.orders(0.4)
+    assert made.granted == 4
+    execute(made)
+    made.orders(0.1)
+    assert made.granted == 10, "the epoch's last step ends a window too"
+    made = course(sync_every=4)
+    made.run(epochs=1)
+    made.take_steps(2)
+    made.orders(0.01)
+    assert made.granted == 2
+
+
 class AnyCourse(RuleBasedStateMachine):
     """Checks every order that the course gives against what was asked for so far."""
 

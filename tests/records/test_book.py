@@ -20,7 +20,6 @@ PLAN = Plan(
     micro_batches=(8, 8),
     amp=("off", "off"),
     compression="none",
-    lr=0.1,
 )
 
 
@@ -49,7 +48,8 @@ def end(book: Book, reports=()):
 
 
 def test_an_epoch_becomes_one_row_with_what_was_switched_and_what_happened(book):
-    take(book, 0, 1, 2, 3)
+    take(book, 0, 1, 2, lr=0.2)
+    take(book, 3, lr=0.1)
     book.note("settings", "amp: off → bf16")
     book.note("plan", "split [9, 7]")
     row = end(book, [{"loss": (3.0, 2.0)}, {"loss": (1.0, 2.0)}])
@@ -114,6 +114,43 @@ def test_a_skipped_step_is_noted_where_it_was(book):
     (event,) = book.history.events
     assert (event.kind, event.step) == ("skip", 1)
     assert end(book).events == (event.text,)
+
+
+def test_skipped_steps_are_events_each_and_one_note_in_the_ledger(book):
+    take(book, 0, 1, 2, skipped=True)
+    assert [event.step for event in book.history.events] == [0, 1, 2]
+    assert end(book).events == ("a gradient was not finite: all ranks skipped the step (3 times)",)
+
+
+def test_of_local_steps_the_rank_that_skipped_is_named(book):
+    book.take(0, [make_row(0)])
+    book.take(1, [make_row(0, skipped=True)])
+    (event,) = book.history.events
+    assert "rank 1 skipped" in event.text
+    assert end(book).skipped_steps == 1
+
+
+def test_a_loss_that_is_not_finite_is_one_event_an_epoch_and_rank_and_counted(book):
+    for step, loss_sum in enumerate([8.0, math.nan, math.inf, 8.0, math.nan]):
+        book.take(0, [make_row(step)])
+        book.take(1, [make_row(step, loss_sum=loss_sum)])
+    ((event),) = book.history.events
+    assert (event.kind, event.step, event.rank) == ("notice", 1, 1)
+    assert end(book).events == ("the loss of rank 1 was not finite (3 times)",)
+    book.begin_epoch([])
+    book.take(0, [make_row(5, epoch=1, loss_sum=math.nan)])
+    book.take(1, [make_row(5, epoch=1)])
+    assert [(e.step, e.rank) for e in book.history.events] == [(1, 1), (5, 0)]
+    assert end(book).events == ("the loss of rank 0 was not finite",)
+
+
+def test_the_loss_scale_and_the_rate_are_in_history_and_ledger(book):
+    take(book, 0, 1, loss_scale=512.0, lr=0.2)
+    take(book, 2, loss_scale=256.0, lr=0.1, skipped=True)
+    assert book.history.series("loss_scale")[1].tolist() == [512.0, 512.0, 256.0]
+    assert book.history.series("lr")[1].tolist() == [0.2, 0.2, 0.1]
+    row = end(book)
+    assert (row.loss_scale, row.lr, row.skipped_steps) == (256.0, 0.1, 1)
 
 
 def test_an_event_belongs_to_the_latest_step_unless_it_says_so(book):

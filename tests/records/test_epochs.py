@@ -34,6 +34,18 @@ def test_an_epoch_s_figures(rank_step, record):
     assert summary.loss == 3.0
 
 
+def test_of_local_steps_the_means_count_and_a_ranks_own_steps_add_up(rank_step, record):
+    """Rank 0 is slow in one step and rank 1 in the other: neither waited for the other."""
+    records = [
+        record(step, ranks=(rank_step(0, step_s=a, wire_bytes=w), rank_step(1, step_s=b)))
+        for step, (a, b, w) in enumerate([(3.0, 1.0, 0.0), (1.0, 3.5, 9000.0)])
+    ]
+    summary = summarise_epoch(records, sync_every=2)
+    assert summary.seconds == 4.5
+    assert summary.wire_bytes == 4500.0
+    assert summary.optimizer_s == pytest.approx((0.2, 0.225))
+
+
 def test_skipped_steps_count_in_all_but_are_told(record):
     summary = summarise_epoch([record(0), record(1, skipped=True)])
     assert summary.skipped_steps == 1

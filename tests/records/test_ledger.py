@@ -1,3 +1,4 @@
+import dataclasses
 import sys
 
 import pytest
@@ -64,11 +65,26 @@ def test_the_even_epoch_is_the_base_wherever_it_stands(row):
 def test_columns_come_with_their_values(row):
     plain = str(Ledger(LABELS, [row(0)]))
     assert not any(header in plain for header in ("predicted", "skipped", "floor", "lr"))
-    full = str(Ledger(LABELS, [row(0, lr=0.001, predicted_step_s=0.19, spread_floor=0.012)]))
+    full = row(0, predicted_step_s=0.19, spread_floor=0.012)
+    full = str(Ledger(LABELS, [dataclasses.replace(full, lr=0.001)]))
     assert "predicted" in full
     assert "190 ms" in full
     assert "0.001" in full
     assert "1.2 %" in full
+
+
+def test_the_loss_scale_shows_with_fp16_and_the_skipped_steps_with_it(row):
+    text = str(Ledger(LABELS, [dataclasses.replace(row(0), loss_scale=32768.0)]))
+    assert "skipped" in text
+    assert text.splitlines()[3].split()[-2:] == ["0", "32768"]
+
+
+def test_local_steps_are_marked(row):
+    rows = [row(0), dataclasses.replace(row(1), sync_every=8)]
+    assert "sync" not in str(Ledger(LABELS, rows[:1]))
+    _, _, _, first, second = str(Ledger(LABELS, rows)).splitlines()
+    assert "each step" in first
+    assert "every 8 (other maths)" in second
 
 
 def test_unlike_precisions_are_both_shown(row):

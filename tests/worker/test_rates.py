@@ -1,5 +1,7 @@
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetkit.worker.rates import LearningRate
 
@@ -80,3 +82,45 @@ def test_a_checkpoint_with_a_scheduler_loads_into_a_task_without_one():
     second.load_state_dict(first.state_dict())
     second.override(None, None)
     assert now(optimizer) == [0.05]
+
+
+def one_cycle(optimizer):
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=20)
+
+
+@pytest.mark.parametrize("scheduler", [halving, warming, one_cycle])
+def test_a_scheduler_by_steps_moves_with_each_and_under_an_override(scheduler):
+    plain, _ = make(a=0.1)
+    steps = scheduler(plain)
+    optimizer, _ = make(a=0.1)
+    rate = LearningRate(optimizer, scheduler, per="step")
+    for lr, factor in [(None, None), (7.0, None), (None, 0.25), (None, None)]:
+        rate.override(lr, factor)
+        for _ in range(3):
+            assert rate.now == pytest.approx(lr or now(plain)[0] * (factor or 1.0))
+            rate.end_step()
+            plain.step()
+            steps.step()
+        rate.end_epoch()
+
+
+def test_a_scheduler_by_epochs_stands_still_within_one():
+    optimizer, rate = make(halving, a=0.1)
+    rate.end_step()
+    assert now(optimizer) == [0.1]
+
+
+@given(first=st.integers(1, 4096), later=st.integers(1, 4096))
+def test_a_rule_is_relative_to_the_trainings_first_global_batch(first, later):
+    _, rate = make(a=0.1)
+    assert rate.rule_factor("linear", first) is None
+    linear, root = rate.rule_factor("linear", later), rate.rule_factor("sqrt", later)
+    assert rate.rule_factor("none", later) is None
+    if later == first:
+        assert linear is root is None
+    else:
+        assert linear == later / first
+        assert root**2 == pytest.approx(linear)
+    _, again = make(a=0.1)
+    again.load_state_dict(rate.state_dict())
+    assert again.rule_factor("linear", later) == linear, "a checkpoint knows the first one"
