@@ -74,6 +74,7 @@ class Conductor:
         self._failures = Failures()
         self._start_by: float | None = None
         self._recoveries = 0
+        self._finished: set[int] = set()
 
     @property
     def status(self) -> Status:
@@ -91,14 +92,15 @@ class Conductor:
 
     def start(self) -> None:
         """Starts the next generation of workers; they go on from the last snapshot."""
-        self._failures, self._reports = Failures(), {}
+        self._failures, self._reports, self._finished = Failures(), {}, set()
+        self.course.limit, self.course.ended = None, False
         self._start_by = time.monotonic() + START_TIMEOUT_S
         try:
             self.crew.start(replace(self.job, global_batch=self.course.settings.global_batch))
         except HetkitError as error:
             self.fail(error)
             return
-        if self.crew.link is None:
+        if self.crew.forks:
             ranks = range(len(self.job.devices))
             self.alive = {Peer(self.crew.generation, rank) for rank in ranks}
 
@@ -119,6 +121,8 @@ class Conductor:
                 self._on_progress(message)
             case m.EpochReport():
                 self._on_report(message)
+            case m.Finished():
+                self._on_finished(message)
             case m.Answer():
                 self.calls.answered(message)
             case m.Saved():
@@ -151,6 +155,7 @@ class Conductor:
                 step=first.step,
                 epoch=first.epoch,
             )
+        self.course.limit = first.epochs
         self.course.stand(position, caps if any(cap is not None for cap in caps) else None)
         self.scales.restart(first.step)
         for command in self.upon_start:
@@ -248,6 +253,12 @@ class Conductor:
         self._recoveries = 0
         self.course.end_epoch()
         self.advance()
+
+    def _on_finished(self, message: m.Finished) -> None:
+        self._finished.add(message.rank)
+        if len(self._finished) == len(self.job.devices):
+            self.course.end()
+            self.advance()
 
     # ── failures ──
 

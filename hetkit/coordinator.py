@@ -108,9 +108,10 @@ class Coordinator(Conductor):
 
     # ── commands ──
 
-    def run(self, epochs: int) -> None:
-        """Trains ``epochs`` more epochs."""
+    def run(self, epochs: int | None) -> None:
+        """Trains ``epochs`` more epochs; None: all that an own loop has."""
         self._require("new", "ready", "failed")
+        self._require_a_loop()
         self._steer(lambda: self.course.run(epochs))
 
     def pause(self) -> None:
@@ -126,6 +127,7 @@ class Coordinator(Conductor):
     def take_steps(self, steps: int) -> None:
         """Executes exactly ``steps`` more and pauses there."""
         self._require("new", "ready", "running", "paused", "starting", "failed")
+        self._require_a_loop()
 
         def take() -> None:
             if not self.course.at_work:
@@ -210,6 +212,13 @@ class Coordinator(Conductor):
 
         if self.alive:
             self._mailbox.take_until(time.monotonic() + limit_s, note)
+
+    def _require_a_loop(self) -> None:
+        if self.course.ended and self.status.state == "ready":
+            raise SessionError(
+                f"the loop has come to its end after {self.course.epoch} epochs: for more, give "
+                "worker.epochs(…) a larger number and run again, or make a new Session."
+            )
 
     def _require(self, *states: State) -> None:
         now = self.status.state

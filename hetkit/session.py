@@ -1,15 +1,14 @@
 """Session: the one handle that a notebook or a script holds."""
 
-import copy
 import shutil
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hetkit.coordinator import Coordinator
 from hetkit.devices.busy import Claim, claim
@@ -18,19 +17,16 @@ from hetkit.errors import SessionError, SettingsError
 from hetkit.launch.crew import Crew, Job
 from hetkit.launch.local import shared_nursery
 from hetkit.launch.output import OutputLog
-from hetkit.launch.payload import Payload, dump, dump_bytes
-from hetkit.planning.schedule import resolve_amp
+from hetkit.launch.payload import Payload, dump_bytes
 from hetkit.records.book import Book
 from hetkit.records.checkpoint_file import pack, settings_that_fit, unpack
 from hetkit.records.history import History
 from hetkit.records.ledger import Ledger
 from hetkit.records.waiting import follow
 from hetkit.settings import Settings
+from hetkit.subject import subject_of
 from hetkit.task import Task
 from hetkit.view import View
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Session(View):
@@ -41,7 +37,8 @@ class Session(View):
     `wait` and those that give something back (`model`, `save`, `call`).
 
     Args:
-        task: What is trained.
+        task: What is trained: a `hetkit.Task`; or a training loop of your own, a function of one
+            argument, `hetkit.worker.own_loop.Worker`.
         devices: ``"auto"`` (default: the machine's GPUs, else its CPU), names such as
             ``"cuda:0, cuda:1"`` or ``"cpu*2"``, devices, a fleet of `hetkit.emulate`, or
             ``"inline"``: one rank in this very process, which loads the data by itself too, so
@@ -75,7 +72,7 @@ class Session(View):
 
     def __init__(
         self,
-        task: Task,
+        task: Task | Callable[[Any], object],
         *,
         devices: object = "auto",
         global_batch: int = 256,
@@ -83,22 +80,19 @@ class Session(View):
         name: str | None = None,
         **settings: Any,
     ) -> None:
-        if not isinstance(task, Task):
-            raise SettingsError(f"task must be a hetkit.Task, not {type(task).__name__}.")
+        self._subject = subject_of(task)
         _check_int("seed", seed, minimum=0)
-        self._task = task
         self._seed = seed
         self._inline = devices == "inline"
         fleet = parse_fleet(devices)
         asked = Settings(global_batch=global_batch).change(**settings)
-        _check_settings(asked, fleet)
-        task.check_data()
+        self._subject.check(asked, fleet)
         self._folder = Path(tempfile.mkdtemp(prefix="hetkit-"))
         name = name or self._folder.name
         try:
             self._payload = self._dump()
             if not self._inline:
-                shared_nursery().preload(task.preload)
+                shared_nursery().preload(self._subject.preload)
             super().__init__(name, fleet, self._make_coordinator(name, fleet, asked))
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -116,7 +110,8 @@ class Session(View):
             payload=Path(self._payload.path),
             seed=self._seed,
             global_batch=settings.global_batch,
-            preload=self._task.preload,
+            preload=self._subject.preload,
+            entry=self._subject.entry,
         )
         nursery = None if self._inline else shared_nursery
         return Coordinator(
@@ -130,18 +125,23 @@ class Session(View):
 
     # ── running ──
 
-    def run(self, epochs: int = 1) -> None:
-        """Trains ``epochs`` more epochs, from where the training stands. Returns at once.
+    def run(self, epochs: int | None = None) -> None:
+        """Trains more epochs, from where the training stands. Returns at once.
 
         A task whose code has changed since (an edited and reloaded module, say) gets fresh
         workers, which go on from the present state; otherwise the workers are still warm.
+
+        Args:
+            epochs: How many; by default one of a task, and of your own loop all that it has.
 
         Raises:
             SessionError: The session is running, or closed.
             SettingsError: ``epochs`` is not an int of at least 1.
             DeviceBusyError: Another session trains on one of the devices.
         """
-        _check_int("epochs", epochs, minimum=1)
+        epochs = self._subject.epochs if epochs is None else epochs
+        if epochs is not None:
+            _check_int("epochs", epochs, minimum=1)
         self._prepare()
         self._coordinator.ask(lambda: self._coordinator.run(epochs))
         self._serve_inline()
@@ -226,31 +226,20 @@ class Session(View):
             raise SessionError("the session is closed: make a new Session.")
         with self._lock:
             wanted = self.settings.change(**changes)
-            _check_settings(wanted, self._fleet)
+            self._subject.check(wanted, self._fleet)
             self._coordinator.ask(lambda: self._coordinator.change(wanted))
 
     # ── taking out ──
 
-    def model(self) -> "torch.nn.Module":
+    def model(self) -> Any:
         """Returns the trained model as it stands now, in this process, on the CPU.
+
+        Of your own loop, the model that it wrapped; where there are several, a dict by name.
 
         Raises:
             SessionError: There is no state yet, or the session is closed.
         """
-        import torch
-
-        path = self._save_state()
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        finally:
-            path.unlink(missing_ok=True)
-        with torch.random.fork_rng(devices=[]):
-            made = self._task.model
-            # A module is the task's own, with its initial weights: it must stay what it is.
-            given = isinstance(made, torch.nn.Module)
-            model: torch.nn.Module = copy.deepcopy(made) if given else made()
-        model.load_state_dict(state["model"])
-        return model
+        return self._subject.model(self._save_state, self.call)
 
     def save(self, path: str | Path) -> Path:
         """Writes a checkpoint that `load` goes on from, on any number of devices.
@@ -270,7 +259,12 @@ class Session(View):
 
     @classmethod
     def load(
-        cls, path: str | Path, task: Task, *, devices: object = "auto", **settings: Any
+        cls,
+        path: str | Path,
+        task: Task | Callable[[Any], object],
+        *,
+        devices: object = "auto",
+        **settings: Any,
     ) -> "Session":
         """Returns a session that goes on from a checkpoint, with the same data order.
 
@@ -343,18 +337,18 @@ class Session(View):
         if not self._held:
             shared = [device for device in self._fleet if device.emulated or device.kind == "cuda"]
             self._held.append(claim(shared, self._name))
-        payload = self._dump()
-        if payload.digest == self._payload.digest:
+        payload, before = self._dump(), self._payload
+        changed = payload.digest != before.digest
+        if not changed and not (self._worker and self._worker.unwound):
             return
         state = self._keep_state(payload.digest) if self.state == "ready" else None
-        before, self._payload = self._payload, payload
+        self._payload = payload
         self._start_from(state)
-        before.remove()
+        if changed:
+            before.remove()
 
     def _dump(self) -> Payload:
-        # A DataLoader's processes would be forked from this very one: inline, the rank loads.
-        task = replace(self._task, num_workers=0) if self._inline else self._task
-        return dump(task, self._folder)
+        return self._subject.dump(self._folder, inline=self._inline)
 
     def _keep_state(self, name: str) -> Path:
         return self._save_state().rename(self._folder / f"before-{name}.ckpt")
@@ -362,13 +356,11 @@ class Session(View):
     def _serve_inline(self) -> None:
         if not self._inline:
             return
-        from hetkit.worker.rank import Rank
-
         crew, coordinator = self._coordinator.crew, self._coordinator
         if crew.link is None:
             return
         if self._worker is None or self._worker.generation != crew.generation:
-            self._worker = Rank(crew.link, crew.generation, 0)
+            self._worker = self._subject.make_rank(crew.link, crew.generation)
             self._worker.hello()
         rests = ("ready", "paused", "failed", "closed")
         try:
@@ -377,6 +369,8 @@ class Session(View):
             self._worker = None
             coordinator.wait(lambda status: status.state == "failed", 5.0)
             raise
+        if self._worker.unwound and self.state == "paused":
+            self.stop()  # what could go on is gone from the stack: the next run builds it anew
 
 
 def _end(coordinator: Coordinator, held: list[Claim], folder: Path) -> None:
@@ -385,11 +379,6 @@ def _end(coordinator: Coordinator, held: list[Claim], folder: Path) -> None:
     for each in held:
         each.close()
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_settings(settings: Settings, fleet: Fleet) -> None:
-    settings.check_ranks(len(fleet))
-    resolve_amp(settings, fleet)
 
 
 def _check_int(name: str, value: object, *, minimum: int) -> None:

@@ -16,6 +16,7 @@ from hetkit.launch.channel import Hub, Peer, ZmqHub, memory_channel
 from hetkit.launch.local import Nursery
 from hetkit.launch.memory import MemoryLink
 from hetkit.launch.orders import Event, WorkerStart
+from hetkit.launch.torchrun import Gathering
 
 Incoming = tuple[Peer, m.Message] | Event
 """What a crew tells its coordinator: a worker's message, or a nursery's event."""
@@ -32,6 +33,7 @@ class Job:
         global_batch: Samples in a step, for the probe's size.
         preload: Modules that the nursery should import once.
         snapshot: The training state to go on from; None for a fresh start.
+        entry: What a worker runs, as ``module:name``.
     """
 
     devices: tuple[Device, ...]
@@ -40,6 +42,7 @@ class Job:
     global_batch: int
     preload: tuple[str, ...] = ()
     snapshot: Path | None = None
+    entry: str = "hetkit.worker.rank:run"
 
     @property
     def backend(self) -> str:
@@ -56,6 +59,7 @@ class Crew:
         folder: The session's private folder.
         deliver: Takes what the workers and the nursery say; called from other threads.
         nursery: Returns what forks the workers; None for one rank in this very process.
+        forks: Whether the workers' processes are the crew's own, to start and to wait for.
     """
 
     def __init__(
@@ -63,14 +67,17 @@ class Crew:
         name: str,
         folder: Path,
         deliver: Callable[[Incoming], None],
-        nursery: Callable[[], Nursery] | None,
+        nursery: "Callable[[], Nursery | Gathering] | None",
+        *,
+        forks: bool = True,
     ) -> None:
         self.generation = 0
+        self.forks = forks and nursery is not None
         self.link: MemoryLink | None = None
         self._name = name
         self._folder = folder
         self._nursery = nursery
-        self._forked_by: Nursery | None = None
+        self._forked_by: Nursery | Gathering | None = None
         self._deliver = deliver
         self._job: Job | None = None
         self._ready: dict[int, m.Ready] = {}
@@ -103,6 +110,7 @@ class Crew:
                 folder=str(self._folder),
                 preload=job.preload,
                 env=self._environment(),
+                entry=job.entry,
             )
             self._forked_by.fork(start, self._deliver)
 

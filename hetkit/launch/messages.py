@@ -14,6 +14,7 @@ A worker's life in messages::
       │ ── EpochReport ───────────▶ │
       │ ◀────────────────── Leave ──│
 
+An own loop sends `Ready` when it first asks for data, and `Finished` when it has returned.
 `Failed`, `Notice`, `SaveState`/`Saved` and `Call`/`Answer` can come between any two of these. The
 fields named ``pickled`` hold cloudpickle bytes: they are opened only because the channel that
 brought them is authenticated.
@@ -78,7 +79,10 @@ class Rendezvous(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The rank has built its task and stands in the process group."""
+    """The rank has built its task and stands in the process group.
+
+    ``epochs`` is how many an own loop has; None for a task, which has no end of its own.
+    """
 
     rank: int
     generation: int
@@ -93,6 +97,7 @@ class Ready(Message, frozen=True, kw_only=True):
     fixed_bytes: float | None = None
     sample_bytes: float | None = None
     bf16: bool = False
+    epochs: int | None = None
 
 
 class SetPlan(Message, frozen=True, kw_only=True):
@@ -155,6 +160,14 @@ class EpochReport(Message, frozen=True, kw_only=True):
     epoch: int
     metrics: dict[str, tuple[float, float]]
     validate_s: float = 0.0
+
+
+class Finished(Message, frozen=True, kw_only=True):
+    """An own loop has come to its end, on all ranks before the same step."""
+
+    rank: int
+    generation: int
+    step: int
 
 
 class SaveState(Message, frozen=True, kw_only=True):
@@ -227,6 +240,7 @@ AnyMessage = (
     | EndEpoch
     | Progress
     | EpochReport
+    | Finished
     | SaveState
     | Saved
     | Call

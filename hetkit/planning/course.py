@@ -63,6 +63,8 @@ class Course:
         plan: The plan in force; None before the first, and between two epochs.
         balanced: The balancer's split, for ``batches="auto"``.
         target: The epoch at which the run ends.
+        limit: The epoch at which an own loop comes to its end; None: it does not.
+        ended: Whether an own loop has come to its end.
 
     Example:
         >>> from hetkit.devices.device import Device
@@ -84,6 +86,8 @@ class Course:
         self.balanced: tuple[int, ...] | None = None
         self.why_balanced = ""
         self.target = 0
+        self.limit: int | None = None
+        self.ended = False
         self.epoch = 0
         self.granted = 0
         self.paused = False
@@ -135,9 +139,14 @@ class Course:
         """Samples in the training set; 0 before it is known."""
         return self._position.samples if self._position else 0
 
-    def run(self, epochs: int) -> None:
-        """Asks for ``epochs`` more epochs from where the ranks stand; a begun one counts."""
-        self.target = self.epoch + epochs
+    def run(self, epochs: int | None) -> None:
+        """Asks for ``epochs`` more epochs from where the ranks stand; a begun one counts.
+
+        None asks for all that an own loop has, or for one.
+        """
+        if epochs is None:
+            epochs = 1 if self.limit is None else self.limit - self.epoch
+        self.target = self._within_limit(self.epoch + epochs)
         self._active, self.paused, self._budget = True, False, None
 
     def pause(self) -> None:
@@ -158,6 +167,13 @@ class Course:
         self._active, self.paused, self._budget = False, False, None
         self.target = self.epoch
 
+    def end(self) -> None:
+        """An own loop has come to its end on all ranks: what was granted beyond is void."""
+        self.stop()
+        self.granted = self.done
+        self._finishing = False
+        self.ended = True
+
     def progress(self, rank: int, done: int) -> None:
         """A rank has executed all steps below ``done``."""
         self._done[rank] = max(self._done[rank], done)
@@ -172,7 +188,7 @@ class Course:
         self.plan = None
         self._finishing = False
         if self._budget is not None and self._budget > self.granted:
-            self.target = max(self.target, self.epoch + 1)
+            self.target = max(self.target, self._within_limit(self.epoch + 1))
         if self.epoch >= self.target:
             self._active, self.paused, self._budget = False, False, None
 
@@ -208,6 +224,9 @@ class Course:
             self._finishing = True
             orders.append(FinishEpoch(epoch=plan.epoch))
         return orders
+
+    def _within_limit(self, epoch: int) -> int:
+        return epoch if self.limit is None else min(epoch, self.limit)
 
     def _limit(self, step_s: float | None, hold_at: int | None) -> int:
         ahead = 2 if not step_s else max(2, math.ceil(AHEAD_S / step_s))

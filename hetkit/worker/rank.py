@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -46,6 +46,31 @@ JOIN_TIMEOUT_S = 60.0
 COLLECTIVE_TIMEOUT_S = 1800.0
 
 
+class Training(Protocol):
+    """What a rank needs of its training, whoever wrote the loop."""
+
+    @property
+    def step(self) -> int:
+        """The next step."""
+
+    @property
+    def exchange_failed(self) -> bool:
+        """Whether the exchange failed because another rank is gone or has given up."""
+
+    @property
+    def outpaced(self) -> bool:
+        """Whether this machine computes slower than the device that it emulates."""
+
+    def flush(self) -> None:
+        """Sends the account of the finished steps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps."""
+
+    def close(self) -> None:
+        """Ends the exchange's thread."""
+
+
 class Rank:
     """One rank of a session, from its first message to its last.
 
@@ -53,9 +78,13 @@ class Rank:
         link: The channel to the coordinator.
         generation: Which start of the session's workers this one belongs to.
         rank: Its rank.
+
+    Attributes:
+        unwound: Whether the training had to be taken from the stack and cannot go on as it is.
     """
 
     def __init__(self, link: Link, generation: int, rank: int) -> None:
+        self.unwound = False
         self.rank = rank
         self._link = link
         self.generation = generation
@@ -98,9 +127,13 @@ class Rank:
 
     def close(self) -> None:
         """Ends the exchange, then the process group: no thread may wait inside gloo at exit."""
-        if self._loop is not None:
-            self._loop.close()
+        if self._training is not None:
+            self._training.close()
         leave_group()
+
+    @property
+    def _training(self) -> "Training | None":
+        return self._loop
 
     def _handle(self, message: m.Message) -> None:
         match message:
@@ -125,12 +158,15 @@ class Rank:
 
     def _start(self, join: m.Join) -> None:
         self._join = join
-        if join.world_size > 1 and join.rank == 0:
-            self._store = host_store()
-            self._link.send(m.StoreReady(generation=join.generation, port=self._store.port))
+        self._host_store(join)
         self._parts = build_parts(join, load(Path(join.payload)))
         if join.world_size == 1:
             self._assemble(None)
+
+    def _host_store(self, join: m.Join) -> None:
+        if join.world_size > 1 and join.rank == 0:
+            self._store = host_store()
+            self._link.send(m.StoreReady(generation=join.generation, port=self._store.port))
 
     def _meet(self, where: m.Rendezvous) -> None:
         join = self._joined()
@@ -183,8 +219,15 @@ class Rank:
                 loop.flush()
                 os.kill(os.getpid(), signal.SIGKILL)
             loop.run_step()
-        loop.flush()
-        if loop.outpaced and not self._told_outpaced:
+        self._rest()
+
+    def _rest(self) -> None:
+        """All that was granted is done: sends what was measured, before it waits."""
+        training, join = self._training, self._joined()
+        if training is None:
+            return
+        training.flush()
+        if training.outpaced and not self._told_outpaced:
             self._told_outpaced = True
             self._notice(
                 "warning",
@@ -232,38 +275,44 @@ class Rank:
         return metrics, seconds
 
     def _save(self, message: m.SaveState) -> None:
-        loop = self._running()
-        write_state(Path(message.path), loop.state_dict())
-        self._link.send(m.Saved(path=message.path, call_id=message.call_id, step=loop.step))
+        training = self._training
+        if training is None:
+            raise ProtocolError("a message came before the rank was ready")
+        write_state(Path(message.path), training.state_dict())
+        self._link.send(m.Saved(path=message.path, call_id=message.call_id, step=training.step))
 
     def _call(self, message: m.Call) -> None:
         try:
             function = load_bytes(message.pickled)
-            answer = dump_bytes(function(WorkerView(self)))
+            answer = dump_bytes(function(self._view()))
             ok = True
         except Exception as error:  # noqa: BLE001 - the caller in the notebook gets it
             answer, ok = _pickled_error(error), False
         self._link.send(m.Answer(call_id=message.call_id, rank=self.rank, ok=ok, pickled=answer))
 
+    def _view(self) -> Any:
+        return WorkerView(self)
+
     def _send_rows(self, rows: list[m.StepRow]) -> None:
         self._link.send(m.Progress(rank=self.rank, generation=self.generation, rows=tuple(rows)))
 
     def _notice(self, level: str, text: str) -> None:
-        step = self._loop.step if self._loop else 0
+        step = self._training.step if self._training else 0
         self._link.send(
             m.Notice(rank=self.rank, generation=self.generation, step=step, level=level, text=text)
         )
 
     def _report(self, error: BaseException) -> None:
-        if self._loop is not None:
-            self._loop.flush()
-        lost = _is_victim(error, self._loop)
+        training = self._training
+        if training is not None:
+            training.flush()
+        lost = is_peer_loss(error) or (training is not None and training.exchange_failed)
         _log.debug("rank %d failed", self.rank, exc_info=error)
         self._link.send(
             m.Failed(
                 rank=self.rank,
                 generation=self.generation,
-                step=self._loop.step if self._loop else -1,
+                step=training.step if training else -1,
                 at=time.monotonic(),
                 type_name=type(error).__name__,
                 text=_words(error),
@@ -310,10 +359,6 @@ class WorkerView:
         self.step = loop.step
         self.epoch = loop.epoch
         self.loss_scale = loop.update.loss_scale.scale
-
-
-def _is_victim(error: BaseException, loop: TrainingLoop | None) -> bool:
-    return is_peer_loss(error) or (loop is not None and loop.exchange_failed)
 
 
 def _pickled_error(error: BaseException) -> bytes:

@@ -1,6 +1,7 @@
 """run, wait, pause, resume, step, stop, close: every control in every state."""
 
 import gc
+import math
 import threading
 import time
 
@@ -161,7 +162,7 @@ def test_a_closed_session_refuses_everything_at_once(make_session):
     assert "closed" in repr(session)
 
 
-@pytest.mark.parametrize("value", [0, -1, True, 1.5, "2", None])
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "2", math.nan])
 def test_a_count_that_is_none_is_refused(make_session, value):
     session = make_session()
     for control in (session.run, session.step):
