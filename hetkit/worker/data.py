@@ -7,7 +7,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from hetkit.errors import DataError
 from hetkit.task import Task, is_stream
@@ -87,8 +94,10 @@ class DatasetSamples:
         self._collate: Collate = collate or default_collate
         self._seed = seed
         # Nothing is random in a container, nor in PyTorch's collate.
-        self._fixed = not seeded or type(dataset) in (list, tuple, TensorDataset)
+        self._fixed = not seeded or _is_container(dataset)
         self._seeded = seeded and not (self._fixed and collate is None)
+        own = getattr(type(dataset), "__getitem__", Dataset.__getitem__)
+        self._only_many = own is Dataset.__getitem__
 
     def __len__(self) -> int:
         return len(self.source)
@@ -113,7 +122,13 @@ class DatasetSamples:
     def _each(self, indices: Sequence[int], seeds: Sequence[int]) -> Iterator[Any]:
         for index, seed in zip(indices, seeds, strict=True):
             seed_all(seed)
-            yield self.source[index]
+            yield self._all([index])[0] if self._only_many else self.source[index]
+
+
+def _is_container(dataset: Any) -> bool:
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) in (list, tuple, TensorDataset)
 
 
 class _Anew:

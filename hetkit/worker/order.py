@@ -19,6 +19,7 @@ import torch.distributed as dist
 from hetkit.errors import DataError
 from hetkit.plan import Plan
 from hetkit.planning.batch_split import ratio_split
+from hetkit.worker.agreement import require_same
 from hetkit.worker.data import Samples
 from hetkit.worker.rounds import rank_pieces
 from hetkit.worker.sampling import draw, repetitions
@@ -129,6 +130,8 @@ class EpochOrder:
 
     def _order(self, epoch: int) -> torch.Tensor:
         if isinstance(self._samples, StreamSamples):
+            if self.epoch is None and self._device is not None:
+                require_same(self._samples.first or 0, self._device)
             return torch.arange(len(self._samples))
         if self._sampler is None:
             return epoch_order(len(self._samples), self._seed, epoch)

@@ -17,6 +17,7 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from hetkit.errors import DataError
+from hetkit.worker.agreement import fingerprint
 from hetkit.worker.randomness import (
     aside,
     generator_states,
@@ -41,6 +42,9 @@ class StreamSamples:
         collate: Turns a list of samples into a batch; None for PyTorch's ``default_collate``.
         seed: The session's seed.
 
+    Attributes:
+        first: The fingerprint of the first sample that was ever read; None before that.
+
     Example:
         >>> StreamSamples(range(10, 20), 4, list, seed=0).fetch([2, 3])
         [12, 13]
@@ -55,6 +59,7 @@ class StreamSamples:
         seed: int = 0,
     ) -> None:
         self.source = stream
+        self.first: int | None = None
         self._length = length
         self._collate = collate or default_collate
         self._seed = seed
@@ -103,6 +108,8 @@ class StreamSamples:
         try:
             while True:
                 sample = next(self._reader)  # type: ignore[arg-type]
+                if self.first is None:
+                    self.first = fingerprint(sample)
                 self._place += 1
                 if self._place > place:
                     return sample

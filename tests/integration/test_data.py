@@ -246,6 +246,15 @@ def test_a_stream_is_read_as_by_one_process(num_workers: int) -> None:
         assert same(trained(task, **split), expected), split
 
 
+def test_a_stream_that_is_sharded_by_rank_is_found_out() -> None:
+    def sharded() -> Any:
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else os.getpid()
+        return ((features(index), features(rank).sum()) for index in range(SAMPLES))
+
+    failed = error_of(make_task(data=sharded, epoch_samples=SAMPLES))
+    assert "does not begin with the same sample on all ranks" in str(failed)
+
+
 def test_a_stream_may_validate_too() -> None:
     def triples() -> Any:
         return ((features(index), features(index).sum()) for index in range(17))

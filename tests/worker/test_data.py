@@ -164,16 +164,22 @@ def test_turned_off_the_numbers_go_on_from_sample_to_sample():
     assert samples.fetch([3])[0][3] == first[0][3]
 
 
-class Whole(Many):
-    def __getitem__(self, index: int):
-        raise NotImplementedError("a batch at a time")
+class Whole(Dataset):
+    """Knows no single samples."""
+
+    def __len__(self) -> int:
+        return 6
 
     def __getitems__(self, indices: list[int]):
-        return list(indices)
+        return [(len(indices), index, random.random()) for index in indices]
 
 
-def test_turned_off_a_dataset_may_give_a_whole_batch():
-    assert open_samples(Whole(), as_rows, seeded=False).fetch([2, 1]) == [2, 1]
+def test_a_dataset_of_whole_batches_is_asked_for_one_sample_at_a_time_unless_turned_off():
+    rows = open_samples(Whole(), as_rows).fetch([2, 1])
+    assert [row[:2] for row in rows] == [(1, 2), (1, 1)]
+    assert open_samples(Whole(), as_rows).fetch([1]) == rows[1:]
+    rows = open_samples(Whole(), as_rows, seeded=False).fetch([2, 1])
+    assert [row[:2] for row in rows] == [(2, 2), (2, 1)]
 
 
 def masking(rows):
