@@ -28,13 +28,11 @@ class Loader:
         self._draws: Iterable[Draw] = ()
         self._loader: DataLoader[Any] | None = None
         self._batches: Iterator[Any] = iter(())
-        if isinstance(samples, StreamSamples):
-            if num_workers > 1:
-                raise DataError(
-                    f"a stream is read from its beginning on by one process per rank, and "
-                    f"num_workers is {num_workers}: give 1 to read ahead, or 0."
-                )
-            samples.close()  # a forked process must not go on in what this one has opened
+        if isinstance(samples, StreamSamples) and num_workers > 1:
+            raise DataError(
+                f"a stream is read from its beginning on by one process per rank, and "
+                f"num_workers is {num_workers}: give 1 to read ahead, or 0."
+            )
         if num_workers or pin_memory:
             self._loader = DataLoader(
                 _Fetching(samples),

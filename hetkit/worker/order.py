@@ -131,7 +131,7 @@ class EpochOrder:
     def _order(self, epoch: int) -> torch.Tensor:
         if isinstance(self._samples, StreamSamples):
             if self.epoch is None and self._device is not None:
-                require_same(self._samples.first or 0, self._device)
+                require_same(self._samples.first(), self._device)
             return torch.arange(len(self._samples))
         if self._sampler is None:
             return epoch_order(len(self._samples), self._seed, epoch)

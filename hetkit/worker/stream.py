@@ -11,6 +11,7 @@ What is dear and concerns one sample only (decoding, say) belongs into ``collate
 the rank keeps.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -42,9 +43,6 @@ class StreamSamples:
         collate: Turns a list of samples into a batch; None for PyTorch's ``default_collate``.
         seed: The session's seed.
 
-    Attributes:
-        first: The fingerprint of the first sample that was ever read; None before that.
-
     Example:
         >>> StreamSamples(range(10, 20), 4, list, seed=0).fetch([2, 3])
         [12, 13]
@@ -59,7 +57,7 @@ class StreamSamples:
         seed: int = 0,
     ) -> None:
         self.source = stream
-        self.first: int | None = None
+        self._first: int | None = None
         self._length = length
         self._collate = collate or default_collate
         self._seed = seed
@@ -73,6 +71,7 @@ class StreamSamples:
         self._reader: Iterator[Any] | None = None
         self._epoch = 0
         self._place = 0
+        self._process = os.getpid()
         self._generators: tuple[Any, ...] = ()
 
     def fetch(
@@ -85,7 +84,9 @@ class StreamSamples:
         Raises:
             DataError: The stream ended before the epoch did.
         """
-        if self._reader is None or epoch != self._epoch or indices[0] < self._place:
+        # A forked process must not read on in what its parent has opened: they share the place.
+        stranger = self._reader is None or self._process != os.getpid()
+        if stranger or epoch != self._epoch or indices[0] < self._place:
             self._open(epoch)
         with aside():
             restore_generators(self._generators)
@@ -93,6 +94,12 @@ class StreamSamples:
             self._generators = generator_states()
             seed_all(sample_seeds(self._seed, epoch, indices[:1])[0])
             return self._collate(samples)
+
+    def first(self) -> int:
+        """Returns the fingerprint of the first sample ever read, and reads one if none was."""
+        if self._first is None:
+            self.fetch([0])
+        return self._first or 0
 
     def _open(self, epoch: int) -> None:
         self.close()
@@ -108,8 +115,8 @@ class StreamSamples:
         try:
             while True:
                 sample = next(self._reader)  # type: ignore[arg-type]
-                if self.first is None:
-                    self.first = fingerprint(sample)
+                if self._first is None:
+                    self._first = fingerprint(sample)
                 self._place += 1
                 if self._place > place:
                     return sample

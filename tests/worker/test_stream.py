@@ -1,5 +1,7 @@
 import itertools
+import multiprocessing
 import random
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
 from hetkit.errors import DataError
+from hetkit.worker.agreement import fingerprint
 from hetkit.worker.data import open_samples
 from hetkit.worker.stream import StreamSamples
 
@@ -86,6 +89,42 @@ def test_collate_sees_only_what_is_kept_and_does_not_disturb_the_stream():
     samples.fetch([3])
     assert samples.fetch(range(20, 30)) == opened().fetch(range(30))[20:]
     assert len(seen) == 11
+
+
+def test_a_forked_process_does_not_read_on_in_what_its_parent_opened(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("".join(f"{number}\n" for number in range(3000)))
+
+    def lines():
+        with path.open(buffering=2) as file:  # hardly any: parent and child would mix at once
+            yield from map(int, file)
+
+    class Log:
+        __iter__ = staticmethod(lines)
+
+    samples = StreamSamples(Log(), 3000, list)
+    assert samples.fetch(range(10)) == list(range(10))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+        inherited.append(samples)
+        try:
+            assert pool.submit(read_inherited, 10, 2000).result(timeout=60) == list(range(10, 2000))
+        finally:
+            inherited.clear()
+    assert samples.fetch(range(10, 3000)) == list(range(10, 3000))
+
+
+inherited: list[StreamSamples] = []
+
+
+def read_inherited(start: int, stop: int):
+    return inherited[0].fetch(range(start, stop))
+
+
+def test_the_first_samples_fingerprint_is_read_once_and_disturbs_nothing():
+    samples, expected = opened(), opened().fetch(range(30))
+    assert samples.first() == fingerprint(expected[0]) == samples.first()
+    assert samples.fetch(range(30)) == expected
+    assert samples.first() == fingerprint(expected[0])
 
 
 class Told(IterableDataset):
