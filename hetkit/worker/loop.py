@@ -140,9 +140,12 @@ class TrainingLoop:
         start, shares = step_slice(plan, self.step, len(self.order))
         memory = self._memory.read(min(plan.micro_batches[self._rank], shares[self._rank] or 1))
         sizes = [stop - first for first, stop in self.order.pieces(plan, start, shares, self._rank)]
-        planned = shares[self._rank] if plan.local else sum(shares)
-        totals = self._forward_backward(plan, sizes, planned=planned)
-        finite = self._optimize(plan, totals, planned=planned, samples=sum(shares))
+        samples = sum(shares)
+        planned = shares[self._rank] if plan.local else samples
+        # A rank on its own stands in for all: of a sum, its part is scaled up to the whole.
+        divisor = planned / samples if self._reduction == "sum" else planned
+        totals = self._forward_backward(plan, sizes, divisor)
+        finite = self._optimize(plan, totals, planned=planned, samples=samples)
         exchange = self._exchange
         stamps = self._meter.end_step(
             exchange.collectives if exchange else (),
@@ -245,7 +248,7 @@ class TrainingLoop:
         exchange.attach(wrapped)
         self._wrapped = wrapped
 
-    def _forward_backward(self, plan: Plan, sizes: list[int], *, planned: int) -> "_Totals":
+    def _forward_backward(self, plan: Plan, sizes: list[int], divisor: float) -> "_Totals":
         totals = _Totals(self._device)
         if plan.local and not sizes:
             return totals
@@ -254,7 +257,7 @@ class TrainingLoop:
                 batch = to_device(self._loader.next(), self._device) if size else None
             last = place == max(0, len(sizes) - 1)
             with nullcontext() if last or plan.local else self._accumulate():
-                self._micro_batch(plan, batch, size, totals, planned=planned, last=last)
+                self._micro_batch(plan, batch, size, totals, divisor, last=last)
         if self._exchange is not None and not plan.local:
             self._meter.cut_at(self._exchange.cut)
         return totals
@@ -265,7 +268,7 @@ class TrainingLoop:
         return nullcontext()
 
     def _micro_batch(
-        self, plan: Plan, batch: Any, size: int, totals: "_Totals", *, planned: int, last: bool
+        self, plan: Plan, batch: Any, size: int, totals: "_Totals", divisor: float, *, last: bool
     ) -> None:
         precision, scale = plan.amp[self._rank], self.update.scale(plan)
         if self._clock is not None:
@@ -280,7 +283,8 @@ class TrainingLoop:
         if self._clock is not None:
             self._clock.forward_done()
         if count:
-            loss = mean * (count / (1 if self._reduction == "sum" else planned))
+            # In float32: of a 16-bit loss, the gradient of the scale alone would overflow.
+            loss = mean.to(torch.promote_types(mean.dtype, torch.float32)) * (count / divisor)
             totals.add(mean.detach(), count)
             if self.step == 0:
                 _require_finite(mean)

@@ -223,6 +223,23 @@ def test_with_one_step_between_it_is_the_shared_gradient_for_plain_sgd():
         assert difference(session, wanted) < 1e-12
 
 
+def test_a_summed_loss_stays_a_sum():
+    """Of the whole step: a rank's own part is scaled up to it."""
+    task = make_task(
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-4),
+        loss=lambda model, batch: (model(batch[0]) - batch[1]).square().sum(),
+        reduction="sum",
+    )
+    results = []
+    for every in (1, 9):
+        with make_session(
+            task, global_batch=SAMPLES, batches=[100, 65], sync_every=every
+        ) as session:
+            epoch(session)
+            results.append(equal_on_all_ranks(session))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-14)
+
+
 def test_sync_every_1_is_what_happens_without_it_bit_for_bit():
     results = []
     for settings in ({}, {"sync_every": 1, "outer_momentum": 0.9}):
