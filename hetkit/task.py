@@ -75,7 +75,9 @@ class Task:
         preload: Names of heavy modules that the workers' parent should import once for all.
 
     What is random in ``collate`` depends on which samples a micro-batch has, so on the split; and a
-    generator that the dataset keeps for itself (``numpy.random.default_rng()``) is not seeded.
+    generator that the dataset keeps for itself (``numpy.random.default_rng()``) is not seeded. What
+    is random in the model or the loss (dropout) is seeded by the session's seed, the step and the
+    rank: the same plan gives the same run again, another split another, equally valid, one.
 
     Every rank reads a stream from its beginning on, once an epoch, and keeps its own samples: it
     must give the same on all ranks, so do not shard it. ``set_epoch(epoch)`` is called where it has
