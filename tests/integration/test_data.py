@@ -346,8 +346,27 @@ KINDS = {
     "augmented": {},
     "sampler": {"sampler": weighted()},
     "stream": {"data": Stream, "epoch_samples": SAMPLES},
-    "processes": {"num_workers": 1},
+    "processes": {"num_workers": 2},
+    "stream in a process": {"data": Stream, "epoch_samples": SAMPLES, "num_workers": 1},
 }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_split_changed_in_mid_epoch_goes_on_with_the_same_samples(kind: str, reach: Any) -> None:
+    task = make_task(**KINDS[kind])
+    expected = plain(task, 2)
+    with hk.Session(
+        task, devices="cpu*2", global_batch=GLOBAL_BATCH, seed=SEED, batches=[9, 3]
+    ) as session:
+        for batches, micro_batch in (([3, 9], 2), ([0, 12], 5), ([6, 6], None)):
+            session.step(1)
+            reach(session, "paused")
+            session.set(batches=batches, micro_batch=micro_batch)
+        session.resume()
+        session.wait(LIMIT_S)
+        session.run(1)
+        session.wait(LIMIT_S)
+        assert same(curve(session), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
