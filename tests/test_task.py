@@ -74,6 +74,14 @@ class IterableDataset:
         raise NotImplementedError
 
 
+def test_a_stream_is_not_asked_for_a_length_that_it_may_not_have() -> None:
+    class Piped(IterableDataset):
+        def __len__(self) -> int:
+            raise TypeError("no valid length")
+
+    hk.Task(**parts(data=Piped(), validate=Piped())).check_data()
+
+
 def test_a_streams_order_is_its_own() -> None:
     assert hk.Task(**parts(data=IterableDataset())).sampler is None
     with pytest.raises(hk.TaskError, match="leave sampler out, or shuffle in the stream"):

@@ -171,10 +171,15 @@ def open_validation(task: Task, seed: int) -> Samples | None:
         task.collate,
         seed=seed,
         seeded=task.seed_samples,
-        stream_length=lambda stream: (
-            len(stream) if hasattr(stream, "__len__") else sum(1 for _ in stream)
-        ),
+        stream_length=_counted,
     )
+
+
+def _counted(stream: Any) -> int:
+    try:
+        return len(stream)
+    except TypeError:
+        return sum(1 for _ in stream)
 
 
 def _own_length(stream: Any) -> int:

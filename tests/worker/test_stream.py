@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
+import hetkit as hk
 from hetkit.errors import DataError
 from hetkit.worker.agreement import fingerprint
-from hetkit.worker.data import open_samples
+from hetkit.worker.data import open_samples, open_validation
 from hetkit.worker.stream import StreamSamples
 
 
@@ -149,6 +150,23 @@ def test_a_stream_that_ends_too_early_says_how_long_it_was():
     assert samples.fetch(range(5)) == [0, 1, 2, 3, 4]
     with pytest.raises(DataError, match=r"ended after 7 samples of epoch 1, .* epoch_samples=7"):
         samples.fetch(range(5, 10))
+
+
+class Piped(Shuffling):
+    """As torchdata's pipes do it."""
+
+    def __len__(self) -> int:
+        raise TypeError("no valid length")
+
+
+def test_a_validation_stream_without_a_length_is_counted():
+    for stream, samples in ((Piped(), 30), (Sized(), 30), (Sized(10), 10)):
+        task = hk.Task(model=list, data=[1], loss=len, optimizer=list, validate=stream)
+        validation = open_validation(task, seed=0)
+        assert len(validation) == samples
+        assert len(validation.fetch(range(samples))) == 3
+    with pytest.raises(DataError, match="Piped has no length"):
+        open_samples(Piped(), None)
 
 
 def numbers():
