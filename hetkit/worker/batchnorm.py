@@ -33,34 +33,38 @@ from hetkit.errors import LossError
 class SharedStatistics:
     """What the batch normalisation layers of one model share while it trains.
 
-    Args:
-        group: A process group that nothing else uses.
-        waited: Called with the seconds that each exchange took, where the host waits for it.
-
     Attributes:
-        active: Whether the layers look across the ranks; off, each is PyTorch's own.
+        active: Whether the layers look across the ranks; off, as at first, each is PyTorch's own.
         waited_s: Seconds that the step's exchanges took. On CUDA they do not hold the host up, are
             not seen, and count as compute.
 
     Example:
         >>> layer = torch.nn.BatchNorm1d(2)
-        >>> share_batchnorm(layer)
-        1
-        >>> layer(torch.tensor([[0.0, 1.0], [2.0, 3.0]])).shape  # without a group, as before
-        torch.Size([2, 2])
+        >>> statistics = share_batchnorm(layer)
+        >>> statistics.active, layer(torch.tensor([[0.0, 1.0], [2.0, 3.0]])).shape
+        (False, torch.Size([2, 2]))
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup, waited: Callable[[float], None] | None = None
-    ) -> None:
-        self.active = True
+    def __init__(self) -> None:
+        self.active = False
         self.waited_s = 0.0
-        self._group = group
-        self._waited = waited
+        self._group: dist.ProcessGroup | None = None
+        self._waited: Callable[[float], None] | None = None
         self._empty = False
         self._loss_scale = 1.0
         self._starts: list[torch.Tensor] = []
+        self._calls = 0
         self._usual: int | None = None
+
+    def join(self, group: dist.ProcessGroup, waited: Callable[[float], None] | None = None) -> None:
+        """Has the layers look across the ranks from here on.
+
+        Args:
+            group: A process group that nothing else uses.
+            waited: Called with the seconds that each exchange took, where the host waits for it.
+        """
+        self.active = True
+        self._group, self._waited = group, waited
 
     def begin_micro_batch(self, *, empty: bool, loss_scale: float) -> None:
         """Forgets the micro-batch before.
@@ -72,22 +76,22 @@ class SharedStatistics:
         self._empty = empty
         self._loss_scale = loss_scale
         self._starts = []
+        self._calls = 0
 
     def end_forward(self) -> None:
-        """Checks that the layers ran as often as before.
+        """Checks that the layers ran as often as the first time.
 
         Raises:
             LossError: They did not, while the other ranks may still be waiting for them.
         """
-        calls = len(self._starts)
         if self._usual is None:
-            self._usual = calls
-        if calls != self._usual:
+            self._usual = self._calls
+        if self.active and self._calls != self._usual:
             raise LossError(
-                f"the model's BatchNorm layers ran {calls} times for this micro-batch, and "
-                f"{self._usual} times for the one before. They look across the devices, so every "
-                "call of the loss must run the same layers: also for a batch whose count is 0. "
-                "Or give Task(sync_batchnorm=False)."
+                f"the model's BatchNorm layers ran {self._calls} times for this micro-batch, and "
+                f"{self._usual} times for the first samples. They look across the devices, so "
+                "every call of the loss must run the same layers: also for a batch whose count is "
+                "0. Or give Task(sync_batchnorm=False)."
             )
 
     def end_micro_batch(self) -> None:
@@ -98,10 +102,6 @@ class SharedStatistics:
         """Returns the seconds waited since it was last asked."""
         seconds, self.waited_s = self.waited_s, 0.0
         return seconds
-
-    def begin_epoch(self) -> None:
-        """From here on the model may run its layers another number of times."""
-        self._usual = None
 
     def starts(self, within: set[Any] | None) -> list[torch.Tensor]:
         """Returns zeros from which backward runs through each layer's call of this micro-batch.
@@ -118,7 +118,7 @@ class SharedStatistics:
     def gather(self, local: torch.Tensor) -> torch.Tensor:
         """Returns every rank's ``local``, stacked in rank order."""
         began = time.monotonic()
-        parts = [torch.empty_like(local) for _ in range(self._group.size())]
+        parts = [torch.empty_like(local) for _ in range(dist.get_world_size(self._group))]
         dist.all_gather(parts, local, group=self._group)
         self._account(began, local)
         return torch.stack(parts)
@@ -149,6 +149,8 @@ class _SharedBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalises by the statistics of all ranks' values; in eval mode, as PyTorch does."""
         shared = self._statistics
+        if shared is not None and self.training:
+            shared._calls += 1
         if shared is None or not shared.active or not self.training:
             return _BatchNorm.forward(self, input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
@@ -189,39 +191,39 @@ class SharedBatchNorm3d(_SharedBatchNorm, torch.nn.BatchNorm3d):
     """`torch.nn.BatchNorm3d` over all ranks."""
 
 
-class SharedSyncBatchNorm(_SharedBatchNorm, torch.nn.SyncBatchNorm):
-    """`torch.nn.SyncBatchNorm`, on any device and for unequal batches."""
+class SharedBatchNorm(_SharedBatchNorm):
+    """In place of `torch.nn.SyncBatchNorm`, which DDP refuses where it is not on a GPU."""
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
 
 _SHARED: dict[type[torch.nn.Module], type[_SharedBatchNorm]] = {
     torch.nn.BatchNorm1d: SharedBatchNorm1d,
     torch.nn.BatchNorm2d: SharedBatchNorm2d,
     torch.nn.BatchNorm3d: SharedBatchNorm3d,
-    torch.nn.SyncBatchNorm: SharedSyncBatchNorm,
+    torch.nn.SyncBatchNorm: SharedBatchNorm,
 }
 
 
-def share_batchnorm(model: torch.nn.Module) -> int:
+def share_batchnorm(model: torch.nn.Module) -> SharedStatistics | None:
     """Makes the model's batch normalisation layers able to look across the ranks, in place.
 
-    The modules stay the same objects, of a subclass of what they were: references, hooks and names
-    in a checkpoint stay good. Subclasses of PyTorch's layers are left alone: what their forward
-    does is not known here.
+    The modules stay the same objects, of a subclass of what they were (SyncBatchNorm's of its base
+    class): references, hooks and names in a checkpoint stay good. Subclasses of PyTorch's layers
+    are left alone: what their forward does is not known here.
 
     Returns:
-        The number of layers.
+        What the layers share; they are PyTorch's own until it has joined a group. None where there
+        is no such layer.
     """
     layers = [module for module in model.modules() if type(module) in _SHARED]
+    statistics = SharedStatistics()
     for layer in layers:
         layer.__class__ = _SHARED[type(layer)]
-    return len(layers)
-
-
-def connect_batchnorm(model: torch.nn.Module, statistics: SharedStatistics) -> None:
-    """Has the layers of `share_batchnorm` look across the ranks from here on."""
-    for module in model.modules():
-        if isinstance(module, _SharedBatchNorm):
-            module._statistics = statistics
+        layer._statistics = statistics  # type: ignore[assignment]
+    return statistics if layers else None
 
 
 def _merged(

@@ -12,7 +12,7 @@ from hetkit.launch.messages import Join
 from hetkit.planning.batch_split import even_split
 from hetkit.planning.exchange_time import slowest_link
 from hetkit.task import Task
-from hetkit.worker.batchnorm import SharedStatistics, connect_batchnorm, share_batchnorm
+from hetkit.worker.batchnorm import SharedStatistics, share_batchnorm
 from hetkit.worker.checkpoint import read_state
 from hetkit.worker.codecs.registry import make_codec
 from hetkit.worker.data import Samples, open_training, open_validation, to_device
@@ -42,7 +42,7 @@ class Parts:
     device: torch.device
     probe: Probe
     fixed_bytes: float
-    batchnorm: bool
+    statistics: SharedStatistics | None
 
 
 def build_parts(join: Join, task: Task) -> Parts:
@@ -57,13 +57,19 @@ def build_parts(join: Join, task: Task) -> Parts:
     if not isinstance(model, torch.nn.Module):
         raise TaskError(f"model() returned {type(model).__name__}, not a torch.nn.Module.")
     model = model.to(device)
-    batchnorm = task.sync_batchnorm and share_batchnorm(model) > 0
+    statistics = share_batchnorm(model) if task.sync_batchnorm else None
     samples = open_training(task, join.seed)
     validation = open_validation(task, join.seed)
     share = even_split(join.global_batch, join.world_size)[join.rank]
     calibrates = me.emulation is not None and me.emulation.sample_s is None
     found = probe(
-        task, model, samples, size=share if calibrates else 2, device=device, repeats=3 * calibrates
+        task,
+        model,
+        samples,
+        size=share if calibrates else 2,
+        device=device,
+        repeats=3 * calibrates,
+        statistics=statistics,
     )
     fixed_bytes = training_bytes(task, model) if me.emulated else 0.0
     return Parts(
@@ -74,7 +80,7 @@ def build_parts(join: Join, task: Task) -> Parts:
         device=device,
         probe=found,
         fixed_bytes=fixed_bytes,
-        batchnorm=batchnorm,
+        statistics=statistics,
     )
 
 
@@ -121,10 +127,9 @@ def _objective(
     task, found = parts.task, parts.probe
     trained = {name: p for name, p in parts.model.named_parameters() if p.requires_grad}
     statistics = stand_in = None
-    if group is not None and parts.batchnorm:
-        own = dist.new_group()
-        statistics = SharedStatistics(own, None if clock is None else clock.excuse)
-        connect_batchnorm(parts.model, statistics)
+    if group is not None and parts.statistics is not None:
+        statistics = parts.statistics
+        statistics.join(dist.new_group(), None if clock is None else clock.excuse)
         some = range(min(2, len(parts.samples)))
         stand_in = to_device(parts.samples.fetch(some), parts.device)
     varying = task.find_unused_parameters

@@ -117,8 +117,6 @@ class TrainingLoop:
             torch.backends.cudnn.allow_tf32 = plan.tf32
         if self._statistics is not None:
             self._statistics.active = not plan.local
-            if before is None or before.epoch != plan.epoch:
-                self._statistics.begin_epoch()
         self.update.apply(plan)
         self._loader.start(self.order.draws(plan, self._rank))
 
@@ -277,6 +275,8 @@ class TrainingLoop:
             self._statistics.begin_micro_batch(empty=not size, loss_scale=scale)
         with autocast(precision, self._device):
             returned, anchor = (self._objective if plan.local else self._wrapped)(batch)
+        if self._statistics is not None:
+            self._statistics.end_forward()
         mean, count, counted = measure(returned, size, reduction=self._reduction)
         if size and counted != self._counted:
             raise LossError("the loss returns (mean, count) for some batches only: do so always.")

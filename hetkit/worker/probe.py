@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from hetkit.errors import LossError, TaskError
 from hetkit.task import Task
+from hetkit.worker.batchnorm import SharedStatistics
 from hetkit.worker.data import Samples, to_device
 from hetkit.worker.loss import measure
 
@@ -45,6 +46,7 @@ def probe(
     size: int,
     device: torch.device,
     repeats: int,
+    statistics: SharedStatistics | None = None,
 ) -> Probe:
     """Runs the task's forward and backward on the first samples and restores the model.
 
@@ -56,6 +58,7 @@ def probe(
             (BatchNorm) refuse one.
         device: Where the model lives.
         repeats: Timed passes; the fastest counts. 0: the first pass is the only one.
+        statistics: What the batch normalisation layers share; learns how often they run.
 
     Raises:
         LossError: The loss is not a scalar that depends on the parameters.
@@ -73,7 +76,7 @@ def probe(
     size = min(max(size, 2), len(samples))
     batch = to_device(samples.fetch(range(size)), device)
     with _restored(model):
-        first = _pass(task, model, batch, size)
+        first = _pass(task, model, batch, size, statistics)
         unused = tuple(name for name, p in trainable.items() if p.grad is None)
         timed = [_pass(task, model, batch, size).seconds for _ in range(repeats)]
     if len(unused) == len(trainable):
@@ -94,7 +97,13 @@ class _Pass(NamedTuple):
     counted: bool
 
 
-def _pass(task: Task, model: torch.nn.Module, batch: Any, size: int) -> _Pass:
+def _pass(
+    task: Task,
+    model: torch.nn.Module,
+    batch: Any,
+    size: int,
+    statistics: SharedStatistics | None = None,
+) -> _Pass:
     kept: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -103,7 +112,10 @@ def _pass(task: Task, model: torch.nn.Module, batch: Any, size: int) -> _Pass:
 
     began = time.monotonic()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        mean, _, counted = measure(task.loss(model, batch), size, reduction=task.reduction)
+        returned = task.loss(model, batch)
+        if statistics is not None:
+            statistics.end_forward()
+        mean, _, counted = measure(returned, size, reduction=task.reduction)
         if not isinstance(mean, torch.Tensor) or not mean.requires_grad:
             raise LossError("the loss has no gradient: return a tensor computed from the model.")
         mean.backward()  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ import torch
 
 import hetkit as hk
 from hetkit.errors import LossError
-from hetkit.worker.batchnorm import SharedStatistics, connect_batchnorm, share_batchnorm
+from hetkit.worker.batchnorm import share_batchnorm
 
 SHARES = [5, 1, 0, 3]
 CHANNELS = 4
@@ -82,9 +82,8 @@ def shared(kind: str, options: dict[str, Any], loss_scale: float = 1.0):
 
     def run(worker: Any) -> dict[str, torch.Tensor]:
         layer = make(kind, options)
-        share_batchnorm(layer)
-        statistics = SharedStatistics(torch.distributed.new_group())
-        connect_batchnorm(layer, statistics)
+        statistics = share_batchnorm(layer)
+        statistics.join(torch.distributed.new_group())
         scale = loss_scale**worker.rank
         share, first = SHARES[worker.rank], sum(SHARES[: worker.rank])
         found = {}
@@ -135,9 +134,8 @@ def test_each_rank_has_a_loss_scale_of_its_own(ranks):
 
 def half(worker: Any) -> tuple[torch.Tensor, torch.Tensor]:
     layer = torch.nn.BatchNorm2d(CHANNELS)
-    share_batchnorm(layer)
-    statistics = SharedStatistics(torch.distributed.new_group())
-    connect_batchnorm(layer, statistics)
+    statistics = share_batchnorm(layer)
+    statistics.join(torch.distributed.new_group())
     dtype = torch.bfloat16 if worker.rank else torch.float32
     x = torch.randn(2, CHANNELS, 3, 3, generator=torch.Generator().manual_seed(worker.rank))
     x = x.to(dtype).to(memory_format=torch.channels_last).requires_grad_()
@@ -159,9 +157,8 @@ def test_ranks_may_compute_in_unlike_precisions(ranks):
 def test_a_single_value_over_all_ranks_is_refused_as_pytorch_does(ranks):
     def run(worker: Any) -> str:
         layer = torch.nn.BatchNorm1d(CHANNELS)
-        share_batchnorm(layer)
-        statistics = SharedStatistics(torch.distributed.new_group())
-        connect_batchnorm(layer, statistics)
+        statistics = share_batchnorm(layer)
+        statistics.join(torch.distributed.new_group())
         statistics.begin_micro_batch(empty=worker.rank != 1, loss_scale=1.0)
         with pytest.raises(ValueError, match="more than one value per channel") as caught:
             layer(torch.ones(1, CHANNELS))
@@ -179,7 +176,7 @@ def test_layers_stay_the_objects_they_were_and_subclasses_are_left_alone():
 
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), Own(3), torch.nn.GroupNorm(1, 3))
     first, keys = model[0], list(model.state_dict())
-    assert share_batchnorm(model) == 1
+    assert share_batchnorm(model) is not None
     assert model[0] is first
     assert isinstance(first, torch.nn.BatchNorm1d)
     assert type(model[1]) is Own
@@ -189,10 +186,9 @@ def test_layers_stay_the_objects_they_were_and_subclasses_are_left_alone():
 def test_without_a_group_in_eval_mode_and_off_it_is_pytorchs_own():
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     plain, layer = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
-    share_batchnorm(layer)
+    statistics = share_batchnorm(layer)
     assert torch.equal(layer(x), plain(x))
-    statistics = SharedStatistics(group=None)
-    connect_batchnorm(layer, statistics)
+    statistics.join(None)
     statistics.active = False
     assert torch.equal(layer(x), plain(x))
     statistics.active = True
@@ -202,20 +198,24 @@ def test_without_a_group_in_eval_mode_and_off_it_is_pytorchs_own():
 
 def test_it_can_be_copied_and_pickled_without_its_group():
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
-    share_batchnorm(model)
-    connect_batchnorm(model, SharedStatistics(group=None))
+    share_batchnorm(model).join(None)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert other(torch.ones(2, 3)).shape == (2, 3)
         assert other.state_dict().keys() == model.state_dict().keys()
 
 
 def test_layers_that_run_for_some_micro_batches_only_are_refused():
-    statistics = SharedStatistics(group=None)
-    statistics.begin_micro_batch(empty=False, loss_scale=1.0)
-    statistics.end_forward()
-    statistics.begin_micro_batch(empty=False, loss_scale=1.0)
-    statistics._starts.append(torch.zeros(()))
-    with pytest.raises(LossError, match=r"ran 1 times .* 0 times .*sync_batchnorm=False"):
+    layer = torch.nn.BatchNorm1d(3)
+    statistics = share_batchnorm(layer)
+    for calls in (2, 1):  # not yet across the ranks: that is the first samples' number
+        statistics.begin_micro_batch(empty=False, loss_scale=1.0)
+        for _ in range(calls):
+            layer(torch.ones(2, 3))
         statistics.end_forward()
-    statistics.begin_epoch()
-    statistics.end_forward()
+    statistics.join(None)
+    with pytest.raises(LossError, match=r"ran 1 times .* 2 times .*sync_batchnorm=False"):
+        statistics.end_forward()
+
+
+def test_a_model_without_such_layers_shares_nothing():
+    assert share_batchnorm(torch.nn.Linear(2, 2)) is None
