@@ -231,15 +231,19 @@ class Session(View):
 
     # ── taking out ──
 
-    def model(self) -> Any:
+    def model(self, *, ema: bool = False) -> Any:
         """Returns the trained model as it stands now, in this process, on the CPU.
 
         Of your own loop, the model that it wrapped; where there are several, a dict by name.
 
+        Args:
+            ema: The average of the weights that ``Task(ema=…)`` keeps, instead of the weights.
+
         Raises:
             SessionError: There is no state yet, or the session is closed.
+            SettingsError: There is no such average.
         """
-        return self._subject.model(self._save_state, self.call)
+        return self._subject.model(self._save_state, self.call, ema=ema)
 
     def save(self, path: str | Path) -> Path:
         """Writes a checkpoint that `load` goes on from, on any number of devices.

@@ -41,8 +41,14 @@ class Subject(Protocol):
     def make_rank(self, link: Link, generation: int) -> "Rank":
         """Returns a rank for this very process."""
 
-    def model(self, save: Callable[[], Path], call: Callable[..., list[Any]]) -> Any:
-        """Returns what was trained, on the CPU, given a session's means to get at it."""
+    def model(self, save: Callable[[], Path], call: Callable[..., list[Any]], *, ema: bool) -> Any:
+        """Returns what was trained, on the CPU, given a session's means to get at it.
+
+        Args:
+            save: Has rank 0 write the training state, and returns where.
+            call: Runs a function on ranks.
+            ema: The average of the weights, not the weights themselves.
+        """
 
 
 def subject_of(task: object) -> Subject:
@@ -100,10 +106,12 @@ class TaskSubject:
 
         return Rank(link, generation, 0)
 
-    def model(self, save: Callable[[], Path], call: Callable[..., list[Any]]) -> Any:
+    def model(self, save: Callable[[], Path], call: Callable[..., list[Any]], *, ema: bool) -> Any:
         """Returns the trained model, built here and filled with the saved state."""
         import torch
 
+        if ema and self._task.ema is None:
+            raise SettingsError("the task keeps no average of the weights: give Task(ema=0.999).")
         path = save()
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
@@ -115,6 +123,8 @@ class TaskSubject:
             given = isinstance(made, torch.nn.Module)
             model: torch.nn.Module = copy.deepcopy(made) if given else made()
         model.load_state_dict(state["model"])
+        if ema:
+            model.load_state_dict(state["average"]["parameters"], strict=False)
         return model
 
 
@@ -134,6 +144,11 @@ class LoopSubject:
 
     def check(self, settings: Settings, fleet: Fleet) -> None:
         """Checks settings for these devices; raises `SettingsError`."""
+        if settings.sync_every > 1 or settings.lr_rule != "none":
+            raise SettingsError(
+                "sync_every and lr_rule are for a hetkit.Task: a loop of your own exchanges at "
+                "every step and sets its own rates."
+            )
         settings.check_ranks(len(fleet))
         resolve_amp(settings, fleet)
 
@@ -147,8 +162,10 @@ class LoopSubject:
 
         return OwnRank(link, generation, 0)
 
-    def model(self, save: Callable[[], Path], call: Callable[..., list[Any]]) -> Any:
+    def model(self, save: Callable[[], Path], call: Callable[..., list[Any]], *, ema: bool) -> Any:
         """Returns the model that the loop wrapped, or all of them by name, from rank 0."""
+        if ema:
+            raise SettingsError("hetkit keeps no average of the weights for a loop of your own.")
         from hetkit.worker.own_training import models_on_cpu
 
         (models,) = call(models_on_cpu, ranks=[0])

@@ -204,6 +204,9 @@ def test_the_average_of_the_weights_is_pytorchs_on_all_ranks_and_survives_a_chec
         for name, model in (("loss", plain.model), ("ema_loss", plain.average.module)):
             with torch.no_grad():
                 assert metrics[name] == pytest.approx(float(squared(model, task.data)), rel=1e-12)
+        average = flat(session.model(ema=True))
+        assert torch.allclose(average, flat(plain.average.module), rtol=1e-12)
+        assert not torch.allclose(average, flat(session.model()), rtol=1e-6)
 
     with make_session(task) as session:
         for _ in range(2):
@@ -213,6 +216,18 @@ def test_the_average_of_the_weights_is_pytorchs_on_all_ranks_and_survives_a_chec
     with hk.Session.load(tmp_path / "run.ckpt", task, devices="cpu*1") as session:
         epoch(session)
         check(session)
+
+
+def test_without_an_average_there_is_none_to_take_out():
+    said = r"no average of the weights: give Task\(ema"
+    with make_session(make_task()) as session, pytest.raises(hk.SettingsError, match=said):
+        session.model(ema=True)
+
+
+@pytest.mark.parametrize("change", [{"sync_every": 2}, {"lr_rule": "sqrt"}])
+def test_a_loop_of_ones_own_is_told_what_is_for_tasks_only(change):
+    with pytest.raises(hk.SettingsError, match=r"sync_every and lr_rule are for a hetkit\.Task"):
+        hk.Session(lambda worker: None, devices="cpu*2", global_batch=8, **change)
 
 
 # ── fp16: a step that all ranks skip ──
