@@ -41,6 +41,8 @@ class Loader:
                 collate_fn=_as_it_is,
                 pin_memory=pin_memory,
                 persistent_workers=num_workers > 0,
+                # Classes from a notebook's cells are in memory only: a fork has them.
+                multiprocessing_context="fork" if num_workers else None,
             )
 
     def start(self, draws: Iterable[Draw]) -> None:
