@@ -226,6 +226,10 @@ def several(model: Any, batch: Batch) -> torch.Tensor:
     return cross_entropy(model, batch) + 0.1 * agree + 0.01 * model[1].weight.square().sum()
 
 
+def total(model: Any, batch: Batch) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
 def first_class_only(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """A mean over few samples: many micro-batches have none of them, and are 0/0."""
     weights = (batch[1] == 0).to(batch[0].dtype)
@@ -311,6 +315,11 @@ CASES = [
     Case(name="scheduler per step", task=of(scheduler=warm_up, scheduler_per="step")),
     Case(name="scheduler per epoch", task=of(scheduler=halve)),
     Case(name="micro-batches of 3", task=of(), settings={"micro_batch": 3}),
+    Case(
+        name="sums over the samples",
+        task=of(loss=total, reduction="sum", optimizer=slow_sgd),
+        settings={"micro_batch": 7},
+    ),
     Case(name="several losses and forwards", task=of(loss=several)),
     Case(
         name="counts that are often 0", task=of(loss=first_class_only), settings={"micro_batch": 3}

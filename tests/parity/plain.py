@@ -63,9 +63,10 @@ class Plain:
             batch = self.batch(plan.epoch, first, stop - first)
             passed.append(self.backward(plan, batch, stop - first, size))
         total = sum(count for _, count in passed)
+        whole = size if self.task.reduction == "sum" else size / total
         for parameter in self.model.parameters():
             if parameter.grad is not None:
-                parameter.grad *= size / total / self.loss_scale(plan)
+                parameter.grad *= whole / self.loss_scale(plan)
         if plan.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), plan.clip_norm)
         self.optimizer.step()
@@ -78,6 +79,8 @@ class Plain:
         with nullcontext() if kind is None else torch.autocast("cpu", kind):
             returned = self.task.loss(self.model, batch)
         mean, count = returned if isinstance(returned, tuple) else (returned, samples)
+        if self.task.reduction == "sum":
+            mean = mean / samples
         (mean * (float(count) / size) * self.loss_scale(plan)).backward()
         return float(mean.detach()), float(count)
 
