@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from hetkit.errors import TaskError
+
 
 class LearningRate:
     """Keeps the task's own rates apart from the user's override, so that either can come back.
@@ -19,6 +21,9 @@ class LearningRate:
         optimizer: The task's optimizer.
         scheduler: Makes its scheduler; None for none.
         per: ``"epoch"`` or ``"step"``: what moves the scheduler.
+
+    Raises:
+        TaskError: The scheduler's step wants a measurement.
 
     Attributes:
         first_batch: The global batch of the training's first step, which a rule is relative to.
@@ -41,6 +46,11 @@ class LearningRate:
         per: str = "epoch",
     ) -> None:
         self.scheduler = scheduler(optimizer) if scheduler else None
+        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise TaskError(
+                "ReduceLROnPlateau wants a measurement at each step, and schedulers are stepped "
+                'without one: look at session.ledger and session.set(lr="x0.1"), or give another.'
+            )
         self.first_batch: int | None = None
         self._optimizer = optimizer
         self._per = per

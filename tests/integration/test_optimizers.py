@@ -1,5 +1,8 @@
 """Optimizers, schedules, averages and rules, held against one plain PyTorch process in float64."""
 
+import os
+import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -216,6 +219,40 @@ def test_the_average_of_the_weights_is_pytorchs_on_all_ranks_and_survives_a_chec
     with hk.Session.load(tmp_path / "run.ckpt", task, devices="cpu*1") as session:
         epoch(session)
         check(session)
+
+
+def test_after_a_death_all_of_it_goes_on_bit_for_bit():
+    task = make_task(
+        optimizer=adamw,
+        parameters=body_and_head,
+        scheduler=one_cycle,
+        scheduler_per="step",
+        ema=0.9,
+    )
+    results = []
+    for dies in (False, True):
+        with make_session(task, sync_every=3, outer_momentum=0.3) as session:
+            epoch(session)
+            session.step(2)
+            wait_for(session, "paused")
+            if dies:
+                pid = session.call(lambda worker: os.getpid(), ranks=[1])[0]
+                os.kill(pid, signal.SIGKILL)
+            session.resume()
+            session.wait(WAIT_S)
+            assert any(event.kind == "failure" for event in session.history.events) == dies
+            results.append((session.call(parameters), flat(session.model(ema=True))))
+    (undisturbed, average), (recovered, recovered_average) = results
+    for one in (*undisturbed, *recovered):
+        assert torch.equal(one, undisturbed[0])
+    assert torch.equal(average, recovered_average)
+
+
+def wait_for(session: hk.Session, state: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while session.state != state and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert session.state == state, session.error
 
 
 def test_without_an_average_there_is_none_to_take_out():

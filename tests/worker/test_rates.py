@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetkit.errors import TaskError
 from hetkit.worker.rates import LearningRate
 
 
@@ -102,6 +103,11 @@ def test_a_scheduler_by_steps_moves_with_each_and_under_an_override(scheduler):
             plain.step()
             steps.step()
         rate.end_epoch()
+
+
+def test_a_scheduler_that_wants_a_measurement_is_refused_with_what_to_do_instead():
+    with pytest.raises(TaskError, match=r"ReduceLROnPlateau wants a measurement.*session\.set"):
+        make(torch.optim.lr_scheduler.ReduceLROnPlateau, a=0.1)
 
 
 def test_a_scheduler_by_epochs_stands_still_within_one():
