@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         WorkerDied,
         WorkerError,
     )
+    from hetkit.script import worker
     from hetkit.session import Session
     from hetkit.settings import Settings
     from hetkit.task import Task
@@ -55,6 +56,7 @@ _HOMES = {
         "WorkerDied",
         "WorkerError",
     ),
+    "hetkit.script": ("worker",),
     "hetkit.session": ("Session",),
     "hetkit.settings": ("Settings",),
     "hetkit.task": ("Task",),
@@ -88,6 +90,7 @@ __all__ = [
     "WorkerError",
     "devices",
     "emulate",
+    "worker",
 ]
 
 

@@ -54,6 +54,7 @@ class Worker:
         rank, world_size: The rank and their number.
         device: The torch device; wrapped models and batches are there.
         steps_done: Steps that were executed, over the whole session.
+        ledger, history: As of a session, on rank 0 of a script (`hetkit.worker`); else None.
     """
 
     def __init__(
@@ -70,6 +71,8 @@ class Worker:
         self.rank = rank
         self.world_size = world_size
         self.device = device
+        self.ledger: Any = None
+        self.history: Any = None
         self._turns = turns
         self._step = step
         self._state = state

@@ -11,6 +11,7 @@ Nothing is read while there are granted steps left. So a message that comes afte
 after its steps, by all ranks at the same step, as with a `hetkit.Task`.
 """
 
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -40,6 +41,8 @@ from hetkit.worker.own_state import OwnState
 from hetkit.worker.own_step import OwnStep
 from hetkit.worker.own_training import OwnTraining, OwnView
 from hetkit.worker.rank import Rank
+
+_log = logging.getLogger(__name__)
 
 
 class LoopLeft(BaseException):
@@ -148,7 +151,10 @@ class OwnRank(Rank):
             elif self._until is None or self._until():
                 self.unwound = True
             if self._left or self.unwound:
-                raise LoopLeft
+                self._leave()
+
+    def _leave(self) -> None:
+        raise LoopLeft
 
     # ── messages ──
 
@@ -159,27 +165,29 @@ class OwnRank(Rank):
         torch.manual_seed(join.seed)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        if self._function is None and join.payload:
-            self._function = load(Path(join.payload))
+        self._function = self._load(join)
         if join.world_size == 1:
             self._assemble(None)
 
+    def _load(self, join: m.Join) -> Callable[[Worker], object] | None:
+        function: Callable[[Worker], object] = load(Path(join.payload))
+        return function
+
     def _assemble(self, group: dist.ProcessGroup | None) -> None:
         self._worker = self._make_worker(group)
-        if self._function is not None:
-            self.run_loop(self._function, self._worker)
-
-    def run_loop(self, function: Callable[[Worker], object], worker: Worker) -> None:
-        """Runs the user's function to its end."""
-        try:
-            function(worker)
-            worker.finish()
-        except LoopLeft:
+        if self._function is None:
             return
-        self.report_end()
+        try:
+            self._function(self._worker)
+            self.end_loop()
+        except LoopLeft:
+            _log.debug("rank %d: the loop was left at step %d", self.rank, self._at_work().step)
 
-    def report_end(self) -> None:
-        """Tells the coordinator that the loop has come to its end."""
+    def end_loop(self) -> None:
+        """The user's code has come to its end: so must that of all ranks; tells the coordinator."""
+        if self._worker is None:
+            raise ProtocolError("a loop ended that had not begun")
+        self._worker.finish()
         self._rest()
         self._link.send(
             m.Finished(rank=self.rank, generation=self.generation, step=self._at_work().step)
