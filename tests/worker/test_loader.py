@@ -121,9 +121,12 @@ def test_an_error_in_a_worker_process_is_the_users_own(make):
         loader.next()
 
 
-def test_pinned_memory_needs_no_processes(make):
-    loader = make(open_samples((X, Y), None), 0, pin_memory=torch.cuda.is_available())
-    loader.start(draws([1, 2]))
-    batch = loader.next()
-    assert batch[1].tolist() == [1, 2]
-    assert batch[0].is_pinned() == torch.cuda.is_available()
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument:UserWarning")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_pinned_memory_holds_the_same_batches(num_workers, make):
+    loader = make(open_samples((X, Y), None), num_workers, pin_memory=True)
+    for _ in range(2):
+        loader.start(draws([1, 2], [3]))
+        batch = loader.next()
+        assert batch[1].tolist() == [1, 2]
+        assert batch[0].is_pinned() == torch.cuda.is_available()
