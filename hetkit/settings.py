@@ -64,10 +64,11 @@ class Settings:
         sync_every: Steps between two synchronisations, H. 1 (default): every gradient is shared,
             and the maths is that of one process. Above 1, *different maths*: each rank makes H
             steps on its own samples and then the parameters' changes are averaged (local SGD), so
-            about 1/H of the bytes travel. Clipping, overflows and the optimizer's state are each
-            rank's own meanwhile. Where the ranks run freely they stand alike every H-th step of an
-            epoch and at its end; after ``step(n)`` in between, ``model()`` and ``save()`` give
-            rank 0's. From the next epoch.
+            about 1/H of the bytes travel, for one more copy of the parameters (two with an outer
+            momentum). Clipping, overflows and the optimizer's state are each rank's own meanwhile;
+            at an epoch's end all take the optimizer's state of the rank with most samples. Where
+            the ranks run freely they stand alike every H-th step of an epoch and at its end; after
+            ``step(n)`` in between, ``model()`` and ``save()`` give rank 0's. From the next epoch.
         outer_momentum: Momentum of those averages, in [0, 1) (SlowMo); used where ``sync_every``
             is above 1. Default 0. From the next epoch.
 

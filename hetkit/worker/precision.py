@@ -30,6 +30,8 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 class LossScale:
     """The loss scale that all ranks share: a power of two, so scaling is exact.
 
+    With local steps each fp16 rank moves its own, and all take the smallest when they synchronise.
+
     It halves when a step overflows and doubles after ``growth_interval`` good steps in a row, the
     rule of ``torch.amp.GradScaler`` with a gentler growth.
 

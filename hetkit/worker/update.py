@@ -35,6 +35,25 @@ class Update:
         loss_scale: What fp16 ranks multiply their loss by.
         average: The average of the weights, or None.
         lr: The first group's rate in the latest step.
+
+    Example:
+        >>> from hetkit.plan import Plan
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> weight = torch.nn.init.constant_(model.weight, 1.0)
+        >>> task = Task(
+        ...     model=torch.nn.Linear,
+        ...     data=[0],
+        ...     loss=lambda model, batch: model(batch).sum(),
+        ...     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        ... )
+        >>> plan = Plan(version=1, epoch=0, first_step=0, epoch_first_step=0, epoch_steps=1,
+        ...             global_batch=1, batches=(1,), micro_batches=(1,), amp=("off",),
+        ...             compression="none", lr_factor=0.5)
+        >>> update = Update(task, model, exchange=None, rank=0)
+        >>> update.apply(plan)
+        >>> weight.grad = torch.ones(1, 1)
+        >>> update.step(plan, planned=1, count=1.0), weight.item(), update.lr
+        (True, 0.75, 0.25)
     """
 
     def __init__(
