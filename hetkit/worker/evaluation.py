@@ -25,7 +25,8 @@ def evaluate(
     """Measures the loss and the metrics on this rank's share of the validation set.
 
     Runs in float32 whatever the training's precision, so that the figure is the same as one
-    process's. An emulated device evaluates at the machine's own pace.
+    process's; only layers that take their batch's statistics in eval mode too (BatchNorm without
+    running ones) depend on the split. An emulated device evaluates at the machine's own pace.
 
     Returns:
         Name to ``(sum, count)``, the validation loss under ``"loss"``; and the seconds it took.

@@ -12,6 +12,7 @@ task with ``reduction="sum"`` nothing is divided.
 
 import gc
 import math
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -236,13 +237,16 @@ class TrainingLoop:
         # The reducer before it must let go of the parameters before a new one takes them.
         self._wrapped = self._objective
         gc.collect()
-        wrapped = DistributedDataParallel(
-            self._objective,
-            bucket_cap_mb=None if bucket_bytes is None else bucket_bytes / 2**20,
-            find_unused_parameters=self._objective.varying,
-            gradient_as_bucket_view=True,
-            broadcast_buffers=False,
-        )
+        with warnings.catch_warnings():
+            # The option's successor would share the buffers at once; the loop does that itself.
+            warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
+            wrapped = DistributedDataParallel(
+                self._objective,
+                bucket_cap_mb=None if bucket_bytes is None else bucket_bytes / 2**20,
+                find_unused_parameters=self._objective.varying,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,
+            )
         exchange.attach(wrapped)
         self._wrapped = wrapped
 

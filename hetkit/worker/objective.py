@@ -70,6 +70,9 @@ class Objective(torch.nn.Module):
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self.statistics = statistics
         self._stand_in = stand_in
+        if varying:
+            # DDP warns when it finds no unused parameter, and the anchor leaves it none but this.
+            self.spare = torch.nn.Parameter(self._trained[0].detach().new_zeros(1))
         self._sparse = {
             id(module.weight)
             for module in model.modules()

@@ -187,8 +187,8 @@ class Rank:
         if parts.probe.unused and join.rank == 0:
             self._notice(
                 "warning",
-                "these parameters get no gradient from the loss and stay as they are: "
-                + ", ".join(parts.probe.unused),
+                "the loss of the first samples gives these parameters no gradient; they stay as "
+                "they are in each step that gives them none: " + ", ".join(parts.probe.unused),
             )
         self._link.send(
             m.Ready(

@@ -147,6 +147,7 @@ def test_where_use_may_vary_it_trains(make_session, gated_task, batches):
     train(session, epochs=2)
     weights = session.call(lambda worker: worker.model.far.weight.detach())
     assert torch.equal(*weights)
+    assert [session.output.tail(rank) for rank in (0, 1)] == ["", ""], "DDP has nothing to say"
 
 
 def test_a_rank_without_samples_takes_part_with_a_sparse_table(make_session, make_task):
