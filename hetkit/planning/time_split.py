@@ -43,7 +43,7 @@ class Stamps:
         >>> fast = Stamps(start=0, end=9, cut=4, data_s=1, optimizer_s=1, collectives=((4, 8),))
         >>> slow = Stamps(start=0, end=9, cut=7, data_s=1, optimizer_s=1, collectives=((7, 8),))
         >>> [(split.compute_s, split.wait_s) for split in split_step([fast, slow])]
-        [(3, 3.0), (6, 0.0)]
+        [(3.0, 3.0), (6.0, 0.0)]
     """
 
     start: float
@@ -64,7 +64,7 @@ class TimeSplit:
     Example:
         >>> (split,) = split_step([Stamps(start=0, end=5, cut=4, data_s=1, optimizer_s=1)])
         >>> split.compute_s, split.other_s, split.comm_share
-        (3, 0.0, 0.0)
+        (3.0, 0.0, 0.0)
     """
 
     step_s: float

@@ -45,7 +45,12 @@ def make():
     loaders = Loaders()
     yield loaders
     while loaders.made:
-        loaders.made.pop().close()
+        loader = loaders.made.pop()
+        # The frames of a raised error hold its iterator, in a circle: collected, it takes seconds.
+        end = getattr(loader._batches, "_shutdown_workers", None)
+        loader.close()
+        if end is not None:
+            end()
 
 
 def draws(*micro_batches: list[int], epoch: int = 0) -> list[Draw]:
