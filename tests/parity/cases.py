@@ -359,6 +359,13 @@ CASES = [
         task=of(lambda: torch.compile(Mlp(), backend="aot_eager", dynamic=True)),
         ranks=(2,),
     ),
+    Case(
+        name="torch.compile and BatchNorm",
+        task=of(
+            lambda: torch.compile(Cnn(torch.nn.BatchNorm2d), backend="aot_eager", dynamic=True)
+        ),
+        ranks=(2,),
+    ),
     Case(name="channels_last", task=of(channels_last)),
     Case(
         name="AMP bf16",

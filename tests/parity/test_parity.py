@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from cases import CASES
-from table import Row, run_case, run_uniform, text
+from table import UNEQUAL, Row, run_case, run_ddp, text
 
 ARTIFACTS = Path(__file__).parents[2] / "artifacts"
 
@@ -31,11 +31,12 @@ def test_every_split_trains_as_one_process_does(case, rows):
 
 def test_plain_ddps_uniform_mean_is_wrong_for_every_one_where_batches_are_unequal(rows):
     tried = [rows.get(case.name, Row(case)) for case in CASES]
-    run_uniform(tried)
+    run_ddp(tried)
     for row in tried:
         if "float64" in row.case.dtypes:
-            assert row.uniform_wrong, row.case.name
-            assert math.isnan(row.uniform) or row.uniform > 1e-3, row.case.name
+            value = row.ddp[UNEQUAL]
+            assert math.isnan(value) or value > 1e-3, row.case.name
+    assert tried[0].ddp_wrong() == [UNEQUAL], "equal batches are right"
 
 
 def test_each_looser_bound_is_explained():
