@@ -40,6 +40,7 @@ from hetkit.records.history import History
 from hetkit.records.ledger import Ledger
 from hetkit.records.status import Status
 from hetkit.settings import Settings
+from hetkit.subject import check_loop
 
 if TYPE_CHECKING:
     from hetkit.worker.own_loop import Worker
@@ -94,6 +95,7 @@ def worker(
     seat = Seat.of(os.environ)
     asked = Settings(global_batch=global_batch).change(**settings)
     asked.check_ranks(seat.world_size)
+    check_loop(asked)
     with ExitStack() as stack:
         stack.enter_context(_terminable())
         board = _Board(seat)

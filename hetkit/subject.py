@@ -76,6 +76,19 @@ def subject_of(task: object) -> Subject:
     return LoopSubject(task)
 
 
+def check_loop(settings: Settings) -> None:
+    """Checks what a loop of the user's own cannot do.
+
+    Raises:
+        SettingsError: Local steps are asked for.
+    """
+    if settings.sync_every > 1:
+        raise SettingsError(
+            f"sync_every is {settings.sync_every}, and a loop of your own exchanges in every step: "
+            "leave it at 1, or give a hetkit.Task."
+        )
+
+
 class TaskSubject:
     """A task.
 
@@ -144,13 +157,9 @@ class LoopSubject:
 
     def check(self, settings: Settings, fleet: Fleet) -> None:
         """Checks settings for these devices; raises `SettingsError`."""
-        if settings.sync_every > 1 or settings.lr_rule != "none":
-            raise SettingsError(
-                "sync_every and lr_rule are for a hetkit.Task: a loop of your own exchanges at "
-                "every step and sets its own rates."
-            )
         settings.check_ranks(len(fleet))
         resolve_amp(settings, fleet)
+        check_loop(settings)
 
     def dump(self, folder: Path, *, inline: bool) -> Payload:
         """Writes the function into ``folder``."""

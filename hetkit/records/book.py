@@ -172,9 +172,10 @@ def combine(reports: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, f
         {'loss': 1.0}
     """
     metrics = {}
-    for name in reports[0] if reports else ():
-        total = sum(report[name][0] for report in reports)
-        count = sum(report[name][1] for report in reports)
+    for name in dict.fromkeys(name for report in reports for name in report):
+        found = [report[name] for report in reports if name in report]
+        total = sum(each for each, _ in found)
+        count = sum(each for _, each in found)
         if count:
             metrics[name] = total / count
     return metrics

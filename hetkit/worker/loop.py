@@ -11,7 +11,6 @@ task with ``reduction="sum"`` nothing is divided.
 """
 
 import gc
-import math
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -30,7 +29,7 @@ from hetkit.worker.emulation import DeviceClock
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.group import is_peer_loss
 from hetkit.worker.loader import Loader
-from hetkit.worker.loss import measure
+from hetkit.worker.loss import measure, require_finite
 from hetkit.worker.memory import MemoryMeter
 from hetkit.worker.meter import Meter
 from hetkit.worker.objective import Objective
@@ -291,7 +290,7 @@ class TrainingLoop:
             loss = mean.to(torch.promote_types(mean.dtype, torch.float32)) * (count / divisor)
             totals.add(mean.detach(), count)
             if self.step == 0:
-                _require_finite(mean)
+                require_finite(mean)
         else:  # the mean of nothing is often NaN, and 0 · NaN is NaN
             loss = self._objective.zero(mean)
         if anchor is not None:
@@ -357,11 +356,3 @@ class _Totals:
             return self.count
         self._work.wait()
         return float(self._shared.item())
-
-
-def _require_finite(mean: torch.Tensor) -> None:
-    if not math.isfinite(float(mean.detach())):
-        raise LossError(
-            f"the loss is {float(mean.detach())} in the very first step: look at the data "
-            "(NaN? not normalised?), the loss, and the initial weights."
-        )

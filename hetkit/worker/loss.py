@@ -1,5 +1,6 @@
 """What a user's loss returned: a mean over samples, (mean, count) over something else, or a sum."""
 
+import math
 from numbers import Real
 from typing import Any
 
@@ -55,3 +56,17 @@ def measure(
     if reduction == "sum" and samples:
         mean = mean / samples
     return mean, denominator, counted
+
+
+def require_finite(mean: torch.Tensor) -> None:
+    """Refuses a loss that is not finite from the start; later, such a step is skipped.
+
+    Raises:
+        LossError: It is not.
+    """
+    value = float(mean.detach())
+    if not math.isfinite(value):
+        raise LossError(
+            f"the loss is {value} in the very first step: look at the data (NaN? not normalised?), "
+            "the loss, and the initial weights."
+        )

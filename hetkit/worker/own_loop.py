@@ -86,6 +86,9 @@ class Worker:
     def wrap(self, model: torch.nn.Module, name: str = "") -> torch.nn.Module:
         """Returns the model on the rank's device, with rank 0's weights; it stays the same object.
 
+        BatchNorm layers in it see the rank's own samples, as with plain DDP, and at an epoch's end
+        all ranks take the buffers of the one with the most samples.
+
         Args:
             model: What is trained; a loop may wrap several.
             name: By which `hetkit.Session.model` and checkpoints know it; default: its number.

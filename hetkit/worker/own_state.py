@@ -83,6 +83,7 @@ class OwnState:
             "optimizers": [each.state_dict() for each in self._step.updates.optimizers],
             "kept": {name: thing.state_dict() for name, thing in self._kept.items()},
             "loss_scale": self._step.loss_scale.state_dict(),
+            "first_batch": self._step.updates.first_batch,
         }
 
     def restore(self) -> None:
@@ -114,3 +115,4 @@ class OwnState:
         for name, thing in self._kept.items():
             thing.load_state_dict(state["kept"][name])
         self._step.loss_scale.load_state_dict(state["loss_scale"])
+        self._step.updates.first_batch = state["first_batch"]

@@ -12,7 +12,6 @@ The exchange of an optimizer's gradients begins when it steps: nothing overlaps 
 pass, since only the user's code knows which backward is the last. A `hetkit.Task` overlaps.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -23,7 +22,7 @@ from hetkit.errors import LossError, TaskError
 from hetkit.launch.messages import StepRow
 from hetkit.plan import Plan
 from hetkit.worker.exchange import Exchange
-from hetkit.worker.loss import measure
+from hetkit.worker.loss import measure, require_finite
 from hetkit.worker.memory import MemoryMeter
 from hetkit.worker.meter import Meter
 from hetkit.worker.order import micro_batches
@@ -175,6 +174,7 @@ class OwnStep:
                 memory_peak_bytes=memory.peak_bytes,
                 skipped=self.updates.overflow,
                 loss_scale=self.loss_scale.scale if "fp16" in now.plan.amp else None,
+                lr=self.updates.lr,
                 real_s=self._clock.real_s,
             )
         )
@@ -191,8 +191,5 @@ def _times(exchange: Exchange | None) -> tuple[tuple[tuple[float, float], ...], 
 def _check(mean: Any, *, first: bool) -> None:
     if not isinstance(mean, torch.Tensor) or not mean.requires_grad:
         raise LossError("the loss has no gradient: give a tensor computed from a wrapped model.")
-    if first and not math.isfinite(float(mean.detach())):
-        raise LossError(
-            f"the loss is {float(mean.detach())} in the very first step: look at the data "
-            "(NaN? not normalised?), the loss, and the initial weights."
-        )
+    if first:
+        require_finite(mean)

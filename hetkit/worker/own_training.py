@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from hetkit.errors import TaskError
 from hetkit.plan import Plan
 from hetkit.worker.codecs.registry import make_codec
 from hetkit.worker.exchange import Exchange
@@ -46,14 +45,8 @@ class OwnTraining:
         return self.state.step
 
     def apply(self, plan: Plan) -> None:
-        """Makes ``plan`` the one in force.
-
-        Raises:
-            TaskError: It asks for local steps.
-        """
+        """Makes ``plan`` the one in force."""
         before, self.state.plan = self.state.plan, plan
-        if plan.sync_every > 1:
-            raise TaskError("sync_every is for a hetkit.Task: an own loop exchanges every step.")
         if self._exchange is not None and (
             before is None or before.compression != plan.compression
         ):

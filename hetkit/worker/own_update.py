@@ -15,6 +15,7 @@ from hetkit.worker.own_clock import OwnClock
 from hetkit.worker.own_gradients import Gradients, fill, sum_over_ranks
 from hetkit.worker.own_meeting import Act, Meeting
 from hetkit.worker.precision import all_finite
+from hetkit.worker.rates import batch_rule
 
 _IDLE = -1.0
 
@@ -58,6 +59,8 @@ class Updates:
         moment: The step being executed; None between steps.
         overflow: Whether an optimizer's step was skipped in this step.
         updated: Whether one was asked to step in this step.
+        first_batch: The global batch of the training's first step, which a rule is relative to.
+        lr: The first group's rate of the first optimizer, in its latest step.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class Updates:
         self.gradients: list[Gradients] = []
         self.moment: Moment | None = None
         self.overflow = self.updated = False
+        self.first_batch: int | None = None
+        self.lr: float | None = None
         self._exchange = exchange
         self._meeting = meeting
         self._meter = meter
@@ -109,6 +114,7 @@ class Updates:
         """Begins a step."""
         self.moment = moment
         self.overflow = self.updated = False
+        self.first_batch = self.first_batch or moment.plan.global_batch
 
     def finish(self) -> None:
         """Steps every optimizer, unless the user's code has ever done so by itself."""
@@ -140,7 +146,7 @@ class Updates:
             elif now.plan.clip_norm is not None:
                 parameters = self.gradients[number].parameters
                 torch.nn.utils.clip_grad_norm_(parameters, now.plan.clip_norm)
-        self._set_rate(now.plan, self.optimizers[number])
+        self._set_rate(now.plan, number)
 
     def _after(self, number: int) -> None:
         self._undo.close()
@@ -177,14 +183,17 @@ class Updates:
             present = self._meeting.totals([float(p.grad is not None) for p in parameters])
         return fill(parameters, [ranks > 0 for ranks in present])
 
-    def _set_rate(self, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
-        """Sets the user's rate for this step alone, so that schedulers see only the loop's own."""
-        if plan.lr is None and plan.lr_factor is None:
-            return
-        for group in optimizer.param_groups:
+    def _set_rate(self, plan: Plan, number: int) -> None:
+        """Sets the rate for this step alone, so that schedulers see only the loop's own."""
+        groups = self.optimizers[number].param_groups
+        ratio = plan.global_batch / (self.first_batch or plan.global_batch)
+        factor = (plan.lr_factor or 1.0) * (batch_rule(plan.lr_rule, ratio) or 1.0)
+        for group in groups:
             own = group["lr"]
             self._undo.callback(group.__setitem__, "lr", own)
-            group["lr"] = plan.lr if plan.lr is not None else own * (plan.lr_factor or 1.0)
+            group["lr"] = plan.lr if plan.lr is not None else own * factor
+        if number == 0:
+            self.lr = float(groups[0]["lr"])
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:

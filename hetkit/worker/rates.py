@@ -80,10 +80,7 @@ class LearningRate:
         """
         if self.first_batch is None:
             self.first_batch = global_batch
-        ratio = global_batch / self.first_batch
-        if rule == "none" or ratio == 1:
-            return None
-        return ratio if rule == "linear" else math.sqrt(ratio)
+        return batch_rule(rule, global_batch / self.first_batch)
 
     def end_step(self) -> None:
         """The optimizer has made a step: moves a scheduler that goes by steps."""
@@ -115,3 +112,15 @@ class LearningRate:
         self.first_batch = state["first_batch"]
         if self.scheduler is not None and state["scheduler"] is not None:
             self.scheduler.load_state_dict(state["scheduler"])
+
+
+def batch_rule(rule: str, ratio: float) -> float | None:
+    """Returns what a rule multiplies a rate by when the global batch has grown by ``ratio``.
+
+    Example:
+        >>> batch_rule("linear", 2.0), batch_rule("sqrt", 4.0), batch_rule("none", 2.0)
+        (2.0, 2.0, None)
+    """
+    if rule == "none" or ratio == 1:
+        return None
+    return ratio if rule == "linear" else math.sqrt(ratio)

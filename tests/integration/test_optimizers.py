@@ -261,12 +261,6 @@ def test_without_an_average_there_is_none_to_take_out():
         session.model(ema=True)
 
 
-@pytest.mark.parametrize("change", [{"sync_every": 2}, {"lr_rule": "sqrt"}])
-def test_a_loop_of_ones_own_is_told_what_is_for_tasks_only(change):
-    with pytest.raises(hk.SettingsError, match=r"sync_every and lr_rule are for a hetkit\.Task"):
-        hk.Session(lambda worker: None, devices="cpu*2", global_batch=8, **change)
-
-
 # ── fp16: a step that all ranks skip ──
 
 

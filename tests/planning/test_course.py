@@ -320,3 +320,28 @@ def test_nothing_is_ordered_before_the_workers_stand():
     assert made.orders(0.1) == []
     with pytest.raises(SessionError, match="do not stand"):
         made.end_epoch()
+
+
+def test_an_own_loop_is_run_to_its_last_epoch_and_no_further():
+    course = Course(DEVICES, Settings(global_batch=8))
+    course.limit = 2
+    course.stand(Position(epoch=0, step=0, epoch_first_step=0, samples=8), caps=None)
+    course.run(None)
+    assert course.target == 2
+    course.run(5)
+    assert course.target == 2
+
+
+def test_an_own_loop_that_ends_early_voids_what_was_granted():
+    course = Course(DEVICES, Settings(global_batch=8))
+    course.stand(Position(epoch=0, step=0, epoch_first_step=0, samples=80), caps=None)
+    course.run(1)
+    course.orders(step_s=0.1)
+    assert course.granted > 3
+    for rank in range(len(DEVICES)):
+        course.progress(rank, 3)
+    course.end()
+    assert course.ended
+    assert course.finished
+    assert course.granted == course.done == 3
+    assert course.orders(step_s=0.1) == []
