@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hetkit.session import Session
     from hetkit.settings import Settings
     from hetkit.task import Task
+    from hetkit.view import sessions
 
 _HOMES = {
     "hetkit.devices.device": ("Device", "DeviceSpec", "Link", "SlowDown"),
@@ -60,6 +61,7 @@ _HOMES = {
     "hetkit.session": ("Session",),
     "hetkit.settings": ("Settings",),
     "hetkit.task": ("Task",),
+    "hetkit.view": ("sessions",),
 }
 
 __version__ = "0.1.0"
@@ -90,6 +92,7 @@ __all__ = [
     "WorkerError",
     "devices",
     "emulate",
+    "sessions",
     "worker",
 ]
 
@@ -102,4 +105,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*__all__, "__version__", "__doc__", "__all__"})

@@ -30,11 +30,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hetkit", description="Interactive experiments on unlike GPUs."
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.set_defaults(command=lambda _: parser.print_help())
+    commands = parser.add_subparsers(metavar="COMMAND")
     command = commands.add_parser("devices", help="what this machine has, and what to mend")
     command.set_defaults(command=_show_devices)
     command = commands.add_parser(
-        "demo", help="train on emulated devices, switch settings, compare (about half a minute)"
+        "demo", help="train on emulated devices, switch settings, compare (about 15 seconds)"
     )
     command.add_argument("--fleet", default="1xA100 + 1xV100", help="default: %(default)s")
     command.add_argument(
@@ -77,7 +78,7 @@ def _run_demo(options: argparse.Namespace) -> None:
 def _print_last_epoch(session: Session) -> None:
     row = session.ledger[-1]
     print(
-        f"epoch {row.epoch}: batches {' + '.join(map(str, row.batches))}, "
+        f"after {row.epoch + 1} epochs: batches {' + '.join(map(str, row.batches))}, "
         f"{row.samples_per_s:,.0f} samples/s (emulated), loss {row.loss:.3f}, "
         f"accuracy {row.metrics['accuracy']:.1%}"
     )

@@ -10,6 +10,7 @@ handled one after the other, so there is nothing to lock::
 """
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -110,7 +111,9 @@ class Coordinator(Conductor):
 
     def run(self, epochs: int | None) -> None:
         """Trains ``epochs`` more epochs; None: all that an own loop has."""
-        self._require("new", "ready", "failed")
+        if self.course.at_work:  # a run that is being stopped may be followed by the next at once
+            self._require("new", "ready", "failed")
+        self._require("new", "ready", "failed", "running", "paused")
         self._require_a_loop()
         self._steer(lambda: self.course.run(epochs))
 
@@ -173,7 +176,10 @@ class Coordinator(Conductor):
             self.set_state("new")
 
     def save(self, path: Path, future: "Future[Any]") -> None:
-        """Has rank 0 write the training state."""
+        """Has rank 0 write the training state; without workers, the last one that was written."""
+        if self.status.state in ("new", "failed") and self.job.snapshot is not None:
+            future.set_result(Path(shutil.copyfile(self.job.snapshot, path)))
+            return
         self._require("ready", "running", "paused")
         number = self.calls.open((0,), future)
         self.crew.tell_rank(0, m.SaveState(path=str(path), call_id=number))

@@ -188,9 +188,10 @@ class Session(View):
 
         try:
             follow(lambda: coordinator.status, self.history, ended)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             if self.state in ("starting", "running", "recovering"):
                 self.pause()
+                interrupt.add_note("The training pauses: resume() it, or stop() it.")
             raise
         if self.error is not None:
             raise self.error.with_traceback(None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 from hetkit.errors import DataError, SettingsError, TaskError
@@ -127,6 +128,7 @@ class Task:
     def __post_init__(self) -> None:
         for name in ("model", "loss", "optimizer"):
             _require_callable(name, getattr(self, name))
+        _refuse_criterion(self.loss)
         for name in ("parameters", "scheduler", "collate"):
             if getattr(self, name) is not None:
                 _require_callable(name, getattr(self, name))
@@ -230,6 +232,17 @@ def _check_data(name: str, data: Any) -> None:
 
 def _is_decay(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
+
+
+def _refuse_criterion(loss: object) -> None:
+    """Refuses PyTorch's own losses as they are: they get (output, target), not (model, batch)."""
+    home = loss.__module__ if isinstance(loss, FunctionType) else type(loss).__module__
+    if home in ("torch.nn.modules.loss", "torch.nn.functional"):
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise TaskError(
+            f"a task's loss gets (model, batch), but {name} gets (output, target): wrap it, as in "
+            "loss=lambda model, batch: criterion(model(batch[0]), batch[1])."
+        )
 
 
 def _require_callable(name: str, value: object) -> None:

@@ -1,5 +1,9 @@
 """View: what can be seen of a session. Reading changes nothing, from any thread, in any state."""
 
+import functools
+import os
+import time
+import weakref
 from importlib.metadata import entry_points
 
 from hetkit.coordinator import Coordinator
@@ -15,6 +19,28 @@ from hetkit.records.waiting import describe
 from hetkit.settings import Settings
 
 
+@functools.cache
+def _living(pid: int) -> "weakref.WeakSet[View]":
+    # By pid, since a forked process inherits this cache but not its parent's workers.
+    return weakref.WeakSet()
+
+
+def sessions() -> "list[View]":
+    """Returns this process's sessions that are not closed yet, oldest first.
+
+    A notebook's cell that makes a session anew leaves the one before it training: close it here.
+
+    Example:
+        >>> import hetkit as hk
+        >>> for session in hk.sessions():
+        ...     session.close()
+        >>> hk.sessions()
+        []
+    """
+    alive = [session for session in _living(os.getpid()) if session.state != "closed"]
+    return sorted(alive, key=lambda session: session.made_at)
+
+
 class View:
     """What can be seen of a session, in a notebook's cell, by a script or by the dashboard.
 
@@ -26,6 +52,8 @@ class View:
 
     def __init__(self, name: str, fleet: Fleet, coordinator: Coordinator) -> None:
         self.dashboard: object = None
+        _living(os.getpid()).add(self)
+        self.made_at = time.time()
         self._name = name
         self._fleet = fleet
         self._coordinator = coordinator

@@ -180,8 +180,9 @@ def _lock(path: Path, device: Device) -> int:
         if descriptor is not None:
             return descriptor
     raise DeviceBusyError(
-        f"{device.label} is in use by {_read(path) or 'another session'}. Free it there with "
-        f"session.close(), by ending that process, or choose other devices."
+        f"{device.label} is in use by {_read(path) or 'another session'}. Free it by "
+        f"that session's close() (hk.sessions() lists those of this process), by ending its "
+        f"process, or choose other devices."
     )
 
 

@@ -89,6 +89,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reduce_tensor(obj, self._storages)
         if numpy is not None and kind in (numpy.ndarray, numpy.memmap):
             return reduce_array(obj)
+        if kind is types.CodeType:
+            # cloudpickle calls the file of every function "<dynamic-code>", which leaves the user
+            # without the place of an error; a cell's file is named by its text, so no harm is done.
+            make, parts = internals._code_reduce(obj)[:2]
+            return make, tuple(
+                obj.co_filename if part == "<dynamic-code>" else part for part in parts
+            )
         if isinstance(obj, types.ModuleType) and obj.__name__ in self._modules:
             self.whole_modules.add(obj.__name__)
             return reduce_module(obj)

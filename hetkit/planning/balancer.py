@@ -265,14 +265,15 @@ def _act(state: BalancerState, proposal: _Proposal) -> tuple[BalancerState, Deci
     warming_up, cooling, agreeing = state.warming_up, state.cool_down, 0
     state = replace(state, windows=state.windows + 1, cool_down=max(0, cooling - 1))
     gain, needed = f"{proposal.gain:.1%}", f"{proposal.needed:.1%}"
+    faster = f"{proposal.now_s / proposal.new_s:.2f}× as fast predicted"
     if proposal.gain <= proposal.needed:
         reason, take = f"balanced: a new split would gain {gain}, {needed} is needed", False
     elif warming_up:
-        reason, take = f"warm-up: {gain} faster predicted", True
+        reason, take = f"first measurements: {faster}", True
     else:
         agreeing = state.agreeing + 1
         take = agreeing > 1 and not cooling
-        reason = f"{gain} faster predicted in {agreeing} windows running"
+        reason = f"{faster} in {agreeing} windows running"
         if cooling:
             reason += f", cooling down for {cooling} more"
         elif not take:

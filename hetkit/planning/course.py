@@ -165,7 +165,6 @@ class Course:
     def stop(self) -> None:
         """Ends the run where the last grant ends."""
         self._active, self.paused, self._budget = False, False, None
-        self.target = self.epoch
 
     def end(self) -> None:
         """An own loop has come to its end on all ranks: what was granted beyond is void."""

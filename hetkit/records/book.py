@@ -131,6 +131,12 @@ class Book:
     def _forget_pending(self) -> None:
         self._assembly = StepAssembly(self.history.world_size, self._assembly.origin)
 
+    def recent_samples_per_s(self) -> float | None:
+        """Returns the throughput over the last few steps; None before there are any."""
+        latest = self._records[-7:]
+        seconds = sum(record.step_s for record in latest)
+        return sum(record.samples for record in latest) / seconds if seconds else None
+
     def recent_step_s(self) -> float | None:
         """Returns the median duration of the last few steps; None before there are any."""
         latest = sorted(record.step_s for record in self._records[-7:])

@@ -16,8 +16,19 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#888888")
+_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8A800", "#56B4E9", "#E69F00", "#888888")
 _GREY = "#808080"
+_PART_COLOURS = {
+    "data": "#8fb8de",
+    "compute": "#3f7f4f",
+    "wait": "#e0a030",
+    "transfer": "#c2503f",
+    "codec": "#e58f80",
+    "optimizer": "#8f7fb5",
+    "other": "#b5b5b5",
+}
+"""The parts of a step have the colours that the dashboard's strip gives them (strip.css)."""
+
 _GRID = "rgba(128,128,128,0.25)"
 _CLEAR = "rgba(0,0,0,0)"
 
@@ -112,8 +123,9 @@ def draw_epochs(
     )
     figure.add_trace(throughput, row=1, col=1)
     labels = [[html.escape(label) for label in level] for level in bars]
-    for (name, seconds), colour in zip(parts.items(), _PALETTE, strict=False):
-        bar = Bar(x=labels, y=list(seconds), name=name, marker={"color": colour})
+    for name, seconds in parts.items():
+        colour = {"color": _PART_COLOURS[name]}
+        bar = Bar(x=labels, y=list(seconds), name=name, marker=colour)
         figure.add_trace(bar, row=2, col=1)
     figure.update_layout(barmode="stack")
     figure.update_xaxes(dtick=_whole_ticks(len(epochs)), row=1, col=1)
@@ -155,7 +167,7 @@ def _themed(figure: "Figure", title: str, *, height: int) -> "Figure":
         font={"color": _GREY},
         paper_bgcolor=_CLEAR,
         plot_bgcolor=_CLEAR,
-        legend={"orientation": "h", "y": -0.14},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.06, "xanchor": "right", "x": 1.0},
     )
     figure.update_annotations(font={"size": 12, "color": _GREY})
     figure.update_xaxes(gridcolor=_GRID, zeroline=False)

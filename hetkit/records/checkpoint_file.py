@@ -56,6 +56,8 @@ def unpack(path: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
             facts = _checked(json.loads(archive.read(_FACTS)))
             with archive.open(_STATE) as source, open(state, "wb") as target:
                 shutil.copyfileobj(source, target)
+    except FileNotFoundError as error:
+        raise TaskError(f"there is no file {path}: give one that session.save() wrote.") from error
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise TaskError(
             f"{path} is not a hetkit checkpoint ({error}): give a file that session.save() wrote."

@@ -8,7 +8,7 @@ from hetkit.records.status import Progress
 
 def progress_of(course: Course, book: Book) -> Progress:
     """Returns how far the training is, with the time that is left at the present speed."""
-    latest, plan = book.history.latest, course.plan
+    plan = course.plan
     steps = plan.epoch_steps if plan else epoch_steps(course.samples, course.settings.global_batch)
     step_s = book.recent_step_s()
     left = (course.target - course.epoch) * steps - (course.done - course.epoch_first_step)
@@ -19,5 +19,5 @@ def progress_of(course: Course, book: Book) -> Progress:
         epoch_first_step=course.epoch_first_step,
         epoch_steps=steps,
         eta_s=max(0, left) * step_s if step_s and course.at_work else None,
-        samples_per_s=latest.samples_per_s if latest else None,
+        samples_per_s=book.recent_samples_per_s(),
     )

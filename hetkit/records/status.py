@@ -20,7 +20,7 @@ class Progress:
         epoch_first_step: The epoch's first step.
         epoch_steps: Steps in the epoch; 0 before it is known.
         eta_s: Seconds to the end of the run at the present speed; None before it is known.
-        samples_per_s: Throughput of the latest step; None before there is one.
+        samples_per_s: Throughput of the last few steps; None before there are any.
 
     Example:
         >>> Progress(epoch=1, epochs_target=2, step=15, epoch_first_step=10, epoch_steps=10).done

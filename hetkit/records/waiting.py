@@ -26,9 +26,10 @@ def follow(
         status: Returns where the session stands.
         history: What was measured.
         ended: Waits for the end.
-        stream: Where to; default: standard error. Neither a terminal nor a notebook: silent.
+        stream: Where to; default: standard error, in a notebook standard output, since Jupyter
+            paints the former like an error. Neither a terminal nor a notebook: silent.
     """
-    stream = stream or sys.stderr
+    stream = stream or (sys.stdout if "ipykernel" in sys.modules else sys.stderr)
     if stream.isatty():
         _in_terminal(status, history, ended, stream)
     elif "ipykernel" in sys.modules:
@@ -76,8 +77,10 @@ def _live_view(status: Status, history: History) -> "RenderableType":
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
+    from rich.text import Text
 
-    bar = ProgressBar(total=1.0, completed=status.progress.done, width=60)
+    bar = Table.grid()
+    bar.add_row(ProgressBar(total=1.0, completed=status.progress.done, width=60))
     table = Table(box=None, pad_edge=False)
     for title in ("device", "batch", "samples/s", "compute", "wait", "transfer", "memory"):
         table.add_column(title, justify="left" if title == "device" else "right")
@@ -95,7 +98,7 @@ def _live_view(status: Status, history: History) -> "RenderableType":
             *(format_seconds(part) for part in (step.compute_s, step.wait_s, step.transfer_s)),
             dash(step.memory_bytes, format_bytes),
         )
-    return Group(bar, describe(status), table)
+    return Group(bar, Text(describe(status), no_wrap=True, overflow="ellipsis"), table)
 
 
 def _in_notebook(status: Callable[[], Status], ended: Ended, stream: TextIO) -> None:

@@ -127,10 +127,13 @@ function makeHead() {
   const element = node("div", "hk-head", state, badge,
     node("span", "hk-total", total, node("span", "hk-unit", " samples/s")), step,
     node("span", "hk-epoch", epoch, done.element, left));
-  const update = ({ head, fleet }) => {
-    const { progress: at, state: word } = head;
+  const update = ({ head, fleet, heardAt }) => {
+    const { progress: at } = head;
+    // A kernel that is gone says nothing: what was seen last must not pass for the present.
+    const lost = AT_WORK.includes(head.state) && Date.now() - heardAt > 3e3 * SILENCE_S;
+    const word = lost ? "no contact" : head.state;
     setText(state, word);
-    state.dataset.state = word;
+    state.dataset.state = lost ? "failed" : word;
     badge.hidden = !fleet.some((device) => device.emulated);
     setText(total, number(head.samples_per_s));
     total.parentElement.classList.toggle("hk-idle", !AT_WORK.includes(word));
@@ -138,7 +141,7 @@ function makeHead() {
     const target = at.epochs_target;
     setText(epoch, target ? `epoch ${Math.min(at.epoch + 1, target)} / ${target}` : "epoch –");
     done.set(at.share);
-    const rest = at.eta_s == null ? "" : ` · ${duration(at.eta_s)} left`;
+    const rest = lost || at.eta_s == null ? "" : ` · ${duration(at.eta_s)} left`;
     setText(left, percent(at.share) + rest);
   };
   return { element, update };
@@ -226,7 +229,8 @@ function makeStatus() {
     if (AT_WORK.includes(head.state)) {
       const late = silent >= SILENCE_S;
       const text = `last update ${silent} s ago`;
-      entries.push(entry(late ? `${text}: is the kernel alive?` : text, late ? "hk-warn" : ""));
+      if (late) entries.push(entry(`${text}: is the kernel alive? If not, run the session's cell again`, "hk-warn"));
+      else if (silent > 2) entries.push(entry(text));
     }
     const slow = Math.max(SILENCE_S, 5 * Math.max(...head.devices.map((f) => f.step_s ?? 0)));
     if (head.state === "running" && still > slow) entries.push(entry(`no step for ${still} s`, "hk-warn"));

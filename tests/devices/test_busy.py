@@ -66,7 +66,7 @@ def test_the_refusal_says_who_where_and_what_to_do(folder: Path) -> None:
         holder.communicate(timeout=LIMIT_S)
     text = str(refusal.value)
     assert f"their session of process {holder.pid} since " in text
-    assert "session.close()" in text
+    assert "hk.sessions()" in text
     claim([cpu(0)], "mine", folder=folder).close()
 
 

@@ -241,7 +241,7 @@ def test_gains_are_of_the_whole_step() -> None:
     assert decision.now_s == pytest.approx(128 * 2.3e-3 + 0.1)
     assert decision.new_s == pytest.approx(179e-3 + 0.1)
     assert decision.predicted_gain == pytest.approx(1 - (0.179 + 0.1) / (128 * 2.3e-3 + 0.1))
-    assert "warm-up" in decision.reason
+    assert "first measurements: 1.41× as fast" in decision.reason
 
 
 def test_the_warm_up_ends_with_the_first_window_that_stays() -> None:
