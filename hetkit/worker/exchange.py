@@ -98,6 +98,8 @@ class Exchange:
         self.inverse_scale = 1.0
         self.error: BaseException | None = None
         self._wire = GroupWire(group, link)
+        on_cards = dist.get_backend(group) == "nccl"  # which carries what lies on a card alone
+        self._device = torch.device("cuda" if on_cards else "cpu")
         self._bucket_ready = bucket_ready
         self._elements = 0
         self._total_elements = 1
@@ -163,7 +165,7 @@ class Exchange:
         The values travel in the engine's order, after what was handed over before. The calls of
         all ranks must match, in number and in the number of values.
         """
-        mine = torch.tensor(values, dtype=torch.float64)
+        mine = torch.tensor(values, dtype=torch.float64, device=self._device)
         whole: list[list[float]]
         whole = self._put(functools.partial(self._gather, mine)).wait().tolist()
         return whole

@@ -55,6 +55,22 @@ class Worker:
         device: The torch device; wrapped models and batches are there.
         steps_done: Steps that were executed, over the whole session.
         ledger, history: As of a session, on rank 0 of a script (`hetkit.worker`); else None.
+
+    Example:
+        >>> import hetkit as hk
+        >>> data = torch.ones(8, 2), torch.zeros(8, 1)
+        >>> def train(worker):
+        ...     model = worker.wrap(torch.nn.Linear(2, 1))
+        ...     worker.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     for epoch in worker.epochs(2):
+        ...         for inputs, targets in worker.batches(data):
+        ...             with worker.step():
+        ...                 loss = (model(inputs) - targets).square().mean()
+        ...                 worker.backward(loss, count=len(inputs))
+        >>> with hk.Session(train, devices="inline", global_batch=4) as session:
+        ...     session.run()
+        ...     len(session.ledger), type(session.model()).__name__
+        (2, 'Linear')
     """
 
     def __init__(
