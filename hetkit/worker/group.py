@@ -6,6 +6,7 @@ import socket
 from datetime import timedelta
 
 import psutil
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
@@ -60,6 +61,16 @@ def leave_group() -> None:
     """Destroys the process groups, if there are any."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def share_tensors(tensors: list[torch.Tensor], source: int) -> None:
+    """Gives all ranks the tensors of rank ``source``, in place."""
+    with torch.no_grad():
+        for tensor in tensors:
+            whole = tensor.detach().contiguous()  # its own memory, or a copy if it has gaps
+            dist.broadcast(whole, src=source)
+            if whole.data_ptr() != tensor.data_ptr():
+                tensor.copy_(whole)
 
 
 def is_peer_loss(error: BaseException) -> bool:

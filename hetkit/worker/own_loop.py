@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from hetkit.errors import DataError, TaskError
 from hetkit.plan import Plan
 from hetkit.planning.batch_split import even_split
 from hetkit.worker.data import open_samples
+from hetkit.worker.group import share_tensors
 from hetkit.worker.own_batches import Batches, cut
 from hetkit.worker.own_evaluation import Totals, measure_share
 from hetkit.worker.own_gradients import SAMPLES
@@ -393,13 +393,3 @@ class Worker:
                 "take all batches of worker.batches(…), or break out of worker.epochs() to end."
             )
         self._turns.await_epoch_end()
-
-
-def share_tensors(tensors: list[torch.Tensor], source: int) -> None:
-    """Gives all ranks the tensors of rank ``source``, in place."""
-    with torch.no_grad():
-        for tensor in tensors:
-            whole = tensor.detach().contiguous()  # its own memory, or a copy if it has gaps
-            dist.broadcast(whole, src=source)
-            if whole.data_ptr() != tensor.data_ptr():
-                tensor.copy_(whole)

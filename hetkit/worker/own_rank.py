@@ -33,10 +33,11 @@ from hetkit.worker.checkpoint import read_state, write_state
 from hetkit.worker.codecs.registry import make_codec
 from hetkit.worker.emulation import EmulatedLink, EmulatedMemory
 from hetkit.worker.exchange import Exchange
+from hetkit.worker.group import share_tensors
 from hetkit.worker.memory import MemoryMeter
 from hetkit.worker.meter import Meter
 from hetkit.worker.own_clock import OwnClock
-from hetkit.worker.own_loop import Worker, share_tensors
+from hetkit.worker.own_loop import Worker
 from hetkit.worker.own_state import OwnState
 from hetkit.worker.own_step import OwnStep
 from hetkit.worker.own_training import OwnTraining, OwnView
