@@ -43,7 +43,7 @@ from hetkit.settings import Settings
 from hetkit.subject import check_loop
 
 if TYPE_CHECKING:
-    from hetkit.worker.own_loop import Worker
+    from hetkit.worker.own.loop import Worker
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def worker(
         **settings: Any other field of `hetkit.Settings`.
 
     Yields:
-        The worker: see `hetkit.worker.own_loop.Worker`; on rank 0 with ``ledger`` and ``history``.
+        The worker: see `hetkit.worker.own.loop.Worker`; on rank 0 with ``ledger`` and ``history``.
 
     Raises:
         LaunchError: The ranks are on several hosts, or rank 0 could not be reached.

@@ -38,7 +38,7 @@ class Session(View):
 
     Args:
         task: What is trained: a `hetkit.Task`; or a training loop of your own, a function of one
-            argument, `hetkit.worker.own_loop.Worker`.
+            argument, `hetkit.worker.own.loop.Worker`.
         devices: ``"auto"`` (default: the machine's GPUs, else its CPU), names such as
             ``"cuda:0, cuda:1"`` or ``"cpu*2"``, devices, a fleet of `hetkit.emulate`, or
             ``"inline"``: one rank in this very process, which loads the data by itself too, so

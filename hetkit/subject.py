@@ -148,7 +148,7 @@ class LoopSubject:
         function: Takes the worker.
     """
 
-    entry = "hetkit.worker.own_rank:run"
+    entry = "hetkit.worker.own.rank:run"
     preload: tuple[str, ...] = ()
     epochs: int | None = None
 
@@ -167,7 +167,7 @@ class LoopSubject:
 
     def make_rank(self, link: Link, generation: int) -> "Rank":
         """Returns a rank for this very process."""
-        from hetkit.worker.own_rank import OwnRank
+        from hetkit.worker.own.rank import OwnRank
 
         return OwnRank(link, generation, 0)
 
@@ -175,7 +175,7 @@ class LoopSubject:
         """Returns the model that the loop wrapped, or all of them by name, from rank 0."""
         if ema:
             raise SettingsError("hetkit keeps no average of the weights for a loop of your own.")
-        from hetkit.worker.own_training import models_on_cpu
+        from hetkit.worker.own.training import models_on_cpu
 
         (models,) = call(models_on_cpu, ranks=[0])
         return next(iter(models.values())) if len(models) == 1 else models

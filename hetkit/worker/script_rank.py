@@ -6,8 +6,8 @@ from collections.abc import Callable
 from hetkit.errors import LaunchError, WorkerError
 from hetkit.launch import messages as m
 from hetkit.launch.channel import Link
-from hetkit.worker.own_loop import Worker
-from hetkit.worker.own_rank import OwnRank
+from hetkit.worker.own.loop import Worker
+from hetkit.worker.own.rank import OwnRank
 
 START_TIMEOUT_S = 120.0
 """How long the ranks may take to find each other."""

@@ -3,7 +3,7 @@ import time
 import torch
 
 from hetkit.planning.time_split import Stamps
-from hetkit.worker.own_account import Account
+from hetkit.worker.own.account import Account
 
 
 def test_one_named_mean_keeps_its_own_count():

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetkit.worker.own_gradients import Gradients, fill, sum_over_ranks
+from hetkit.worker.own.gradients import Gradients, fill, sum_over_ranks
 
 
 class AloneExchange:

@@ -9,9 +9,9 @@ from hetkit.plan import Plan
 from hetkit.worker.codecs.registry import make_codec
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.group import is_peer_loss
-from hetkit.worker.own_clock import OwnClock
-from hetkit.worker.own_state import OwnState
-from hetkit.worker.own_step import OwnStep
+from hetkit.worker.own.clock import OwnClock
+from hetkit.worker.own.state import OwnState
+from hetkit.worker.own.step import OwnStep
 
 
 class OwnTraining:

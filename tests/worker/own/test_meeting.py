@@ -1,7 +1,7 @@
 import pytest
 
 from hetkit.errors import TaskError
-from hetkit.worker.own_meeting import FACTS, Act, Meeting
+from hetkit.worker.own.meeting import FACTS, Act, Meeting
 
 
 class Others:

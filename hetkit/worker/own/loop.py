@@ -26,12 +26,12 @@ from hetkit.plan import Plan
 from hetkit.planning.batch_split import even_split
 from hetkit.worker.data import open_samples
 from hetkit.worker.group import share_tensors
-from hetkit.worker.own_batches import Batches, cut
-from hetkit.worker.own_evaluation import Totals, measure_share
-from hetkit.worker.own_gradients import SAMPLES
-from hetkit.worker.own_meeting import Act
-from hetkit.worker.own_state import OwnState
-from hetkit.worker.own_step import OwnStep
+from hetkit.worker.own.batches import Batches, cut
+from hetkit.worker.own.evaluation import Totals, measure_share
+from hetkit.worker.own.gradients import SAMPLES
+from hetkit.worker.own.meeting import Act
+from hetkit.worker.own.state import OwnState
+from hetkit.worker.own.step import OwnStep
 
 
 class Turns(Protocol):

@@ -10,10 +10,10 @@ from hetkit.errors import TaskError
 from hetkit.plan import Plan
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.meter import Meter
-from hetkit.worker.own_account import Account
-from hetkit.worker.own_clock import OwnClock
-from hetkit.worker.own_gradients import Gradients, fill, sum_over_ranks
-from hetkit.worker.own_meeting import Act, Meeting
+from hetkit.worker.own.account import Account
+from hetkit.worker.own.clock import OwnClock
+from hetkit.worker.own.gradients import Gradients, fill, sum_over_ranks
+from hetkit.worker.own.meeting import Act, Meeting
 from hetkit.worker.precision import all_finite
 from hetkit.worker.rates import batch_rule
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetkit.worker.data import open_samples
-from hetkit.worker.own_evaluation import measure_share
+from hetkit.worker.own.evaluation import measure_share
 
 
 @given(

@@ -1,7 +1,7 @@
 import pytest
 
 import hetkit as hk
-from hetkit.worker.own_clock import OwnClock
+from hetkit.worker.own.clock import OwnClock
 
 
 def test_the_time_per_sample_is_agreed_from_the_slowest_rank():

@@ -36,11 +36,11 @@ from hetkit.worker.exchange import Exchange
 from hetkit.worker.group import share_tensors
 from hetkit.worker.memory import MemoryMeter
 from hetkit.worker.meter import Meter
-from hetkit.worker.own_clock import OwnClock
-from hetkit.worker.own_loop import Worker
-from hetkit.worker.own_state import OwnState
-from hetkit.worker.own_step import OwnStep
-from hetkit.worker.own_training import OwnTraining, OwnView
+from hetkit.worker.own.clock import OwnClock
+from hetkit.worker.own.loop import Worker
+from hetkit.worker.own.state import OwnState
+from hetkit.worker.own.step import OwnStep
+from hetkit.worker.own.training import OwnTraining, OwnView
 from hetkit.worker.rank import Rank
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import torch
 
 from hetkit.errors import TaskError
 from hetkit.plan import Plan
-from hetkit.worker.own_step import OwnStep
+from hetkit.worker.own.step import OwnStep
 
 
 class OwnState:

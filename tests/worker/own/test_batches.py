@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hetkit.errors import DataError
-from hetkit.worker.own_batches import cut
+from hetkit.worker.own.batches import cut
 
 Pair = namedtuple("Pair", ["x", "y"])
 

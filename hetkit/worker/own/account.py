@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from hetkit.planning.time_split import Stamps
-from hetkit.worker.own_gradients import SAMPLES
+from hetkit.worker.own.gradients import SAMPLES
 
 
 class Account:

@@ -26,10 +26,10 @@ from hetkit.worker.loss import measure, require_finite
 from hetkit.worker.memory import MemoryMeter
 from hetkit.worker.meter import Meter
 from hetkit.worker.order import micro_batches
-from hetkit.worker.own_account import Account
-from hetkit.worker.own_clock import OwnClock
-from hetkit.worker.own_meeting import Meeting
-from hetkit.worker.own_update import Moment, Updates
+from hetkit.worker.own.account import Account
+from hetkit.worker.own.clock import OwnClock
+from hetkit.worker.own.meeting import Meeting
+from hetkit.worker.own.update import Moment, Updates
 from hetkit.worker.precision import LossScale, autocast
 from hetkit.worker.randomness import seed_step
 
