@@ -86,7 +86,7 @@ def test_steps_count_from_where_a_checkpoint_stands(
     path = session.save(tmp_path / "six.ckpt")
     with hk.Session.load(path, make_task(), devices="cpu*2") as loaded:
         with pytest.raises(hk.SessionError, match=r"is new: run\(\) first"):
-            loaded.model()
+            loaded.call(lambda worker: worker.step)  # model() works: its state lies in the file
         loaded.step(1)
         reach(loaded, "paused")
         assert places(loaded) == [(1, 7)] * 2
@@ -111,7 +111,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(make_task, tmp_path, content):
     path = tmp_path / "strange.ckpt"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(hk.TaskError, match="is not a hetkit checkpoint"):
+    with pytest.raises(hk.TaskError, match=r"is not a hetkit checkpoint|there is no file"):
         hk.Session.load(path, make_task(), devices="cpu")
 
 
