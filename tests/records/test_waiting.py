@@ -60,14 +60,17 @@ def test_what_is_not_known_is_not_said():
 
 
 def test_a_file_stays_silent(history, monkeypatch):
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    """That a test runner had imported ipykernel made every script of its a notebook."""
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     stream = io.StringIO()
     follow(lambda: RUNNING, history, ends_after(3), stream)
     assert stream.getvalue() == ""
 
 
 def test_a_notebook_gets_one_line_that_is_written_over(history, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    shell = types.SimpleNamespace(kernel=object())
+    ipython = types.SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
     stream = io.StringIO()
     shown = iter([RUNNING, Status(state="ready")])
     follow(lambda: next(shown), history, ends_after(2), stream)
