@@ -51,7 +51,7 @@ def train(worker, at=lambda worker: None):
 
 def tell(**facts):
     # In one write: torchrun's ranks share a pipe, and print() writes the line's end apart.
-    os.write(1, f"TOLD {json.dumps(facts)}\n".encode())
+    os.write(1, f"TOLD {json.dumps(facts)}\\n".encode())
 """
 
 Start = Callable[..., "subprocess.Popen[str]"]
