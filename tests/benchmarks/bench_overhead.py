@@ -26,7 +26,7 @@ import hetkit as hk
 RANKS = 2
 GLOBAL_BATCH = 256
 STEPS = 60
-ROUNDS = 5
+ROUNDS = 9
 LIMIT_S = 120.0
 
 
@@ -71,7 +71,9 @@ def hetkit_steps(session: hk.Session, steps: int) -> float:
             raise TimeoutError(session)
         time.sleep(0.05)
     records = session.history.records_since(done + 5)
-    return median(record.step_s for record in records)
+    # As for the plain loop: each rank's median, then the slower rank.
+    by_rank = zip(*([rank.step_s for rank in record.ranks] for record in records), strict=True)
+    return max(median(seconds) for seconds in by_rank)
 
 
 def main() -> None:
