@@ -23,7 +23,7 @@ from hetkit.records.checkpoint_file import pack, settings_that_fit, unpack
 from hetkit.records.history import History
 from hetkit.records.ledger import Ledger
 from hetkit.records.waiting import follow
-from hetkit.settings import Settings
+from hetkit.settings import Settings, check_int
 from hetkit.subject import subject_of
 from hetkit.task import Task
 from hetkit.view import View
@@ -81,7 +81,7 @@ class Session(View):
         **settings: Any,
     ) -> None:
         self._subject = subject_of(task)
-        _check_int("seed", seed, minimum=0)
+        check_int("seed", seed, minimum=0)
         self._seed = seed
         self._inline = devices == "inline"
         fleet = parse_fleet(devices)
@@ -141,14 +141,14 @@ class Session(View):
         """
         epochs = self._subject.epochs if epochs is None else epochs
         if epochs is not None:
-            _check_int("epochs", epochs, minimum=1)
+            check_int("epochs", epochs, minimum=1)
         self._prepare()
         self._coordinator.ask(lambda: self._coordinator.run(epochs))
         self._serve_inline()
 
     def step(self, n: int = 1) -> None:
         """Executes exactly ``n`` more steps and pauses there. Returns at once."""
-        _check_int("n", n, minimum=1)
+        check_int("n", n, minimum=1)
         if self.state in ("new", "ready", "failed"):
             self._prepare()
         self._coordinator.ask(lambda: self._coordinator.take_steps(n))
@@ -384,9 +384,3 @@ def _end(coordinator: Coordinator, held: list[Claim], folder: Path) -> None:
     for each in held:
         each.close()
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_int(name: str, value: object, *, minimum: int) -> None:
-    good = isinstance(value, int) and not isinstance(value, bool)
-    if not good or not minimum <= value < 2**63:  # type: ignore[operator]
-        raise SettingsError(f"{name} must be an int of at least {minimum}, not {value!r}.")

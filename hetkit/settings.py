@@ -110,7 +110,7 @@ class Settings:
     def __post_init__(self) -> None:
         for f in fields(self):
             object.__setattr__(self, f.name, _plain(getattr(self, f.name)))
-        _check_int("global_batch", self.global_batch, minimum=1)
+        check_int("global_batch", self.global_batch, minimum=1)
         _check_batches(self.batches, self.global_batch)
         _check_amp(self.amp)
         if not isinstance(self.tf32, bool):
@@ -125,12 +125,12 @@ class Settings:
                 f"lr_rule must be one of {', '.join(LR_RULES)}, not {self.lr_rule!r}."
             )
         if self.micro_batch is not None:
-            _check_int("micro_batch", self.micro_batch, minimum=1)
+            check_int("micro_batch", self.micro_batch, minimum=1)
         if self.clip_norm is not None:
             _check_positive("clip_norm", self.clip_norm)
         if self.bucket_bytes is not None:
-            _check_int("bucket_bytes", self.bucket_bytes, minimum=1024)
-        _check_int("sync_every", self.sync_every, minimum=1)
+            check_int("bucket_bytes", self.bucket_bytes, minimum=1024)
+        check_int("sync_every", self.sync_every, minimum=1)
         if not _is_number(self.outer_momentum) or not 0 <= self.outer_momentum < 1:
             raise SettingsError(
                 f"outer_momentum must be a number from 0 to below 1, not {self.outer_momentum!r}."
@@ -210,7 +210,12 @@ def _plain_number(value: Any) -> Any:
         return value
 
 
-def _check_int(name: str, value: object, *, minimum: int) -> None:
+def check_int(name: str, value: object, *, minimum: int) -> None:
+    """Refuses what is not an int of at least ``minimum`` that a message can carry.
+
+    Raises:
+        SettingsError: It is not; the message gives ``name``.
+    """
     good = isinstance(value, int) and not isinstance(value, bool)
     if not good or not minimum <= value <= _LARGEST_INT:  # type: ignore[operator]
         raise SettingsError(f"{name} must be an int of at least {minimum}, not {value!r}.")

@@ -385,12 +385,12 @@ def _has_bf16(device: torch.device) -> bool:
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def run(start: Any) -> None:
-    """The worker's main, after the nursery has forked it."""
+def run(start: Any, kind: type[Rank] = Rank) -> None:
+    """The worker's main, after the nursery has forked it; ``kind`` is the rank it becomes."""
     from hetkit.launch.channel import ZmqLink
 
     link = ZmqLink(start.endpoint, start.keys, start.peer)
-    rank = Rank(link, start.peer.generation, start.peer.rank)
+    rank = kind(link, start.peer.generation, start.peer.rank)
     try:
         rank.hello()
         rank.serve()

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from hetkit.devices.device import Device
 from hetkit.errors import ProtocolError, TaskError
 from hetkit.launch import messages as m
-from hetkit.launch.channel import Link, ZmqLink
+from hetkit.launch.channel import Link
 from hetkit.launch.payload import load
 from hetkit.plan import Plan
 from hetkit.planning.batch_split import even_split
@@ -42,6 +42,7 @@ from hetkit.worker.own.state import OwnState
 from hetkit.worker.own.step import OwnStep
 from hetkit.worker.own.training import OwnTraining, OwnView
 from hetkit.worker.rank import Rank
+from hetkit.worker.rank import run as run_rank
 
 _log = logging.getLogger(__name__)
 
@@ -265,11 +266,4 @@ def _memory(me: Device) -> EmulatedMemory | None:
 
 def run(start: Any) -> None:
     """The worker's main for an own loop, after the nursery has forked it."""
-    link = ZmqLink(start.endpoint, start.keys, start.peer)
-    rank = OwnRank(link, start.peer.generation, start.peer.rank)
-    try:
-        rank.hello()
-        rank.serve()
-        rank.close()
-    finally:
-        link.close()
+    run_rank(start, OwnRank)
