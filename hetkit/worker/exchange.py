@@ -10,9 +10,13 @@ thread does the rest, in hand-over order, on a process group of its own::
 Why a thread: on gloo, chained futures crash or hang and blocking inside the hook costs the
 overlap. Why an own group: DDP's group is used by the main thread at the same time. The hook *sums*:
 each micro-batch's loss was already divided by the whole step's denominator.
+
+Where a bucket travels as it is, the engine would only pass it on, and each hand from thread to
+thread costs some tenths of a millisecond on busy cores: the hook starts that sum itself.
 """
 
 import functools
+import itertools
 import logging
 import queue
 import threading
@@ -27,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hetkit.errors import WorkerError
 from hetkit.worker.codecs.codec import Codec
 from hetkit.worker.emulation import EmulatedLink
+from hetkit.worker.precision import buckets_finite
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +51,24 @@ class GroupWire:
         self.collectives: list[tuple[float, float]] = []
         self._group = group
         self._link = link
+        # What runs beside the caller is timed where it ends, and a link is held by who waits.
+        self.immediate = link is None and dist.get_backend(group) == "gloo"
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> "torch.futures.Future[torch.Tensor]":
+        """Starts summing ``tensor`` over all ranks; the future holds the sum, in that tensor."""
+        place, start = len(self.collectives), time.monotonic()
+        self.collectives.append((start, start))
+        collectives = self.collectives
+
+        def done(future: "torch.futures.Future[list[torch.Tensor]]") -> torch.Tensor:
+            collectives[place] = (start, time.monotonic())  # sums may overtake each other
+            future.value()  # raises what went wrong
+            return tensor
+
+        # Not dist.all_reduce: its logging wrapper takes longer than the call.
+        work = self._group.allreduce([tensor])
+        summed: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
+        return summed
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sums ``tensor`` over all ranks, in place."""
@@ -116,9 +139,10 @@ class Exchange:
     def begin_step(self) -> None:
         """Clears the step's account."""
         self.cut = time.monotonic()
-        self.busy: list[tuple[float, float]] = []
+        self._codec_spans: list[tuple[float, float]] = []
         self.bucket_bytes: list[int] = []
         self.wire_bytes = 0.0
+        self._buckets: list[torch.Tensor] = []
         self._wire.collectives = []
         self._elements = 0
         self.complete = False
@@ -130,11 +154,14 @@ class Exchange:
 
     def codec_s(self) -> float:
         """Returns the engine's seconds after the cut that were not spent in a collective."""
+        return sum(max(0.0, end - max(start, self.cut)) for start, end in self._codec_spans)
 
-        def after_cut(spans: list[tuple[float, float]]) -> float:
-            return sum(max(0.0, end - max(start, self.cut)) for start, end in spans)
+    def all_finite(self) -> bool:
+        """Tells whether what the step's buckets hold is finite; call it when their sums are there.
 
-        return max(0.0, after_cut(self.busy) - after_cut(self._wire.collectives))
+        Equal on all ranks, since the sums are.
+        """
+        return buckets_finite(self._buckets)
 
     def close(self) -> None:
         """Ends the engine thread; it must have left gloo before the group is destroyed."""
@@ -157,6 +184,10 @@ class Exchange:
     def submit(self, buffer: torch.Tensor) -> "torch.futures.Future[torch.Tensor]":
         """Takes a flat buffer; the future holds its sum over the ranks, in that very buffer."""
         self.cut = time.monotonic()
+        self._buckets.append(buffer)
+        if self._wire.immediate and self.codec.as_it_is and self.inverse_scale == 1.0:
+            self._count(buffer)
+            return self._wire.start_all_reduce(buffer)
         return self._put(functools.partial(self._sum, buffer))
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
@@ -167,7 +198,7 @@ class Exchange:
         """
         mine = torch.tensor(values, dtype=torch.float64, device=self._device)
         whole: list[list[float]]
-        whole = self._put(functools.partial(self._gather, mine)).wait().tolist()
+        whole = self._put(functools.partial(self._wire.gather, mine)).wait().tolist()
         return whole
 
     def _put(self, work: Callable[[], torch.Tensor]) -> "torch.futures.Future[torch.Tensor]":
@@ -188,23 +219,21 @@ class Exchange:
                 _log.debug("exchange failed", exc_info=True)
                 future.set_exception(error)  # type: ignore[arg-type]
 
-    def _gather(self, values: torch.Tensor) -> torch.Tensor:
-        start = time.monotonic()
-        whole = self._wire.gather(values)
-        self.busy.append((start, time.monotonic()))
-        return whole
-
     def _sum(self, buffer: torch.Tensor) -> torch.Tensor:
-        start = time.monotonic()
+        start, before = time.monotonic(), len(self._wire.collectives)
         if self.inverse_scale != 1.0:
             buffer.mul_(self.inverse_scale)
         self.codec.exchange(buffer, self._wire)
+        self._count(buffer)
+        edges = [start, *itertools.chain(*self._wire.collectives[before:]), time.monotonic()]
+        self._codec_spans += zip(edges[::2], edges[1::2], strict=True)
+        return buffer
+
+    def _count(self, buffer: torch.Tensor) -> None:
         reals = torch.view_as_real(buffer) if buffer.is_complex() else buffer
         elements, size = reals.numel(), reals.element_size()
         self.bucket_bytes.append(elements * size)
         self.wire_bytes += self.codec.wire_bytes(elements, size, self._wire.world_size)
-        self.busy.append((start, time.monotonic()))
-        return buffer
 
 
 def _hook(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -157,7 +157,7 @@ class TrainingLoop:
                 batch=shares[self._rank],
                 micro_steps=sum(size > 0 for size in sizes),
                 stamps=stamps,
-                loss_sum=float(totals.loss_sum),
+                loss_sum=totals.loss_sum(),
                 count=totals.count,
                 wire_bytes=exchange.wire_bytes if exchange else 0.0,
                 bucket_bytes=tuple(exchange.bucket_bytes) if exchange else (),
@@ -287,7 +287,8 @@ class TrainingLoop:
             self._clock.forward_done()
         if count:
             # In float32: of a 16-bit loss, the gradient of the scale alone would overflow.
-            loss = mean.to(torch.promote_types(mean.dtype, torch.float32)) * (count / divisor)
+            wide = mean.to(torch.promote_types(mean.dtype, torch.float32))
+            loss = wide * (count / divisor * scale)
             totals.add(mean.detach(), count)
             if self.step == 0:
                 require_finite(mean)
@@ -298,7 +299,7 @@ class TrainingLoop:
         exchanges = last and self._exchange is not None and not plan.local
         if exchanges and self._counted:
             totals.agree()
-        (loss * scale).backward()
+        loss.backward()
         if exchanges:
             self._require_all(loss)
         elif self._clock is not None:
@@ -334,16 +335,20 @@ class _Totals:
     """A step's sums on this rank, and the denominator that all ranks agree on."""
 
     def __init__(self, device: torch.device) -> None:
-        self.loss_sum: torch.Tensor | float = 0.0
+        self._parts: list[tuple[torch.Tensor, float]] = []
         self._device = device
         self.count = 0.0
         self._shared: torch.Tensor | None = None
         self._work: dist.Work | None = None
 
     def add(self, mean: torch.Tensor, count: float) -> None:
-        """Adds a micro-batch; the sum stays on its device, so that nothing waits for it."""
-        self.loss_sum = self.loss_sum + mean.double() * count
+        """Adds a micro-batch; its mean stays on its device, so that nothing waits for it."""
+        self._parts.append((mean, count))
         self.count += count
+
+    def loss_sum(self) -> float:
+        """Returns the sum of the losses; call it when the step is over."""
+        return sum(float(mean) * count for mean, count in self._parts)
 
     def agree(self) -> None:
         """Starts summing the counts over the ranks, beside the last backward."""

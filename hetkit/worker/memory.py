@@ -1,5 +1,6 @@
 """What a rank's memory holds, as far as it can be read; a missing reading is None."""
 
+import time
 from dataclasses import dataclass
 
 import psutil
@@ -8,6 +9,8 @@ import torch
 from hetkit.task import Task
 from hetkit.worker.emulation import EmulatedMemory
 from hetkit.worker.optimizers import on_copies, parameter_groups
+
+PROCESS_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +33,8 @@ class MemoryMeter:
         self._device = device
         self._emulated = emulated
         self._process = psutil.Process()
-        self._peak = 0.0
+        self._process_bytes = self._peak = 0.0
+        self._next_read = 0.0
 
     def read(self, micro_batch: int) -> MemoryReading:
         """Reads the memory with ``micro_batch`` samples in flight.
@@ -46,9 +50,17 @@ class MemoryMeter:
                 used_bytes=float(torch.cuda.memory_allocated(self._device)), peak_bytes=peak
             )
         else:
-            used = float(self._process.memory_info().rss)
+            used = self._read_process()
         self._peak = max(self._peak, used)
         return MemoryReading(used_bytes=used, peak_bytes=self._peak)
+
+    def _read_process(self) -> float:
+        # As often as rows are sent: asking the kernel costs more than the rest of a step's account.
+        now = time.monotonic()
+        if now >= self._next_read:
+            self._next_read = now + PROCESS_EVERY_S
+            self._process_bytes = float(self._process.memory_info().rss)
+        return self._process_bytes
 
 
 def training_bytes(task: Task, model: torch.nn.Module) -> float:

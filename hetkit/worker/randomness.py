@@ -34,10 +34,11 @@ def seed_all(number: int) -> None:
 
 def seed_step(seed: int, step: int, rank: int) -> None:
     """Seeds what is random inside a step, on the rank's device too."""
-    mixed = (seed * 1_000_003 + step) * 65_537 + rank
-    torch.manual_seed(mixed % 2**63)
-    np.random.seed(mixed % 2**32)
-    random.seed(mixed)
+    # Fibonacci hashing: neighbours differ in the high bits too, of which `seed_all` makes use.
+    mixed = ((seed * 1_000_003 + step) * 65_537 + rank) * int(_GOLDEN) % 2**64
+    seed_all(mixed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(mixed % 2**63)
 
 
 @contextmanager

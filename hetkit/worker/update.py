@@ -96,7 +96,10 @@ class Update:
         """
         self.lr = self.rate.now
         gradients = self._gradients(plan, planned, count, exchanged=self._exchange is not None)
-        finite = self._optimize(plan, gradients)
+        # The buckets are few and hold every gradient: cheaper to look at than the parameters.
+        exchange = self._exchange
+        finite = all_finite(gradients) if exchange is None else exchange.all_finite()
+        self._optimize(plan, finite)
         if finite:
             self.rate.end_step()
             if self.average is not None:
@@ -123,7 +126,8 @@ class Update:
         self._local.plan_step(samples)
         finite = True
         if count:
-            finite = self._optimize(plan, self._gradients(plan, planned, count, exchanged=False))
+            finite = all_finite(self._gradients(plan, planned, count, exchanged=False))
+            self._optimize(plan, finite)
             if finite:
                 self._local.made_step(count)
             if plan.amp[self._rank] == "fp16":
@@ -197,11 +201,9 @@ class Update:
             torch._foreach_mul_(gradients, planned / count)
         return gradients
 
-    def _optimize(self, plan: Plan, gradients: list[torch.Tensor]) -> bool:
-        finite = all_finite(gradients)
+    def _optimize(self, plan: Plan, finite: bool) -> None:
         if finite:
             if plan.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self._model.parameters(), plan.clip_norm)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return finite

@@ -20,9 +20,15 @@ class Wire(Protocol):
 
 
 class Codec(Protocol):
-    """Sums buckets over the ranks, in its own form on the wire."""
+    """Sums buckets over the ranks, in its own form on the wire.
+
+    Attributes:
+        name: What the settings call it.
+        as_it_is: Whether a bucket travels as it is, so that its exchange is one plain sum.
+    """
 
     name: str
+    as_it_is: bool
 
     def exchange(self, bucket: torch.Tensor, wire: Wire) -> None:
         """Replaces the flat ``bucket`` by its sum over all ranks.

@@ -22,6 +22,8 @@ class Half:
         2000.0
     """
 
+    as_it_is = False
+
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.name = name
         self._dtype = dtype
