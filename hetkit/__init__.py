@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hetkit.compression import Int4, Int8, PowerSGD, Threshold, TopK
     from hetkit.devices.device import Device, DeviceSpec, Link, SlowDown
     from hetkit.devices.fleet import Fleet, emulate
     from hetkit.devices.inventory import devices
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from hetkit.view import sessions
 
 _HOMES = {
+    "hetkit.compression": ("Int4", "Int8", "PowerSGD", "Threshold", "TopK"),
     "hetkit.devices.device": ("Device", "DeviceSpec", "Link", "SlowDown"),
     "hetkit.devices.fleet": ("Fleet", "emulate"),
     "hetkit.devices.inventory": ("devices",),
@@ -73,12 +75,15 @@ __all__ = [
     "DeviceSpec",
     "Fleet",
     "HetkitError",
+    "Int4",
+    "Int8",
     "LaunchError",
     "Link",
     "LossError",
     "MissingExtraError",
     "PayloadError",
     "PlanError",
+    "PowerSGD",
     "ProtocolError",
     "RemoteError",
     "Session",
@@ -88,6 +93,8 @@ __all__ = [
     "SlowDown",
     "Task",
     "TaskError",
+    "Threshold",
+    "TopK",
     "WorkerDied",
     "WorkerError",
     "devices",

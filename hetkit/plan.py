@@ -21,7 +21,7 @@ class Plan:
         batches: Samples per rank in a full step; their sum is ``global_batch``.
         micro_batches: Largest forward pass per rank, in samples.
         amp: Precision per rank: ``"off"``, ``"bf16"`` or ``"fp16"``.
-        compression: The gradient codec's name.
+        compression: The gradient codec's text, see `hetkit.compression`.
         tf32: Whether float32 matrix products may run in TF32.
         lr: Learning rate for every parameter group, or None for the task's own.
         lr_factor: Factor on the task's own learning rate, or None.

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal
 
+from hetkit.compression import parse_compression
 from hetkit.errors import SettingsError
 
 AMP_MODES = ("off", "auto", "bf16", "fp16")
 """Precisions of the forward pass: none, the best the device has, or one by name."""
-
-COMPRESSIONS = ("none", "fp16", "bf16")
-"""Names of the gradient codecs."""
 
 LR_RULES = ("none", "linear", "sqrt")
 """How the learning rate may follow the global batch."""
@@ -47,8 +45,10 @@ class Settings:
             From the next epoch.
         tf32: Let float32 matrix products run in TF32 where the device has it. Default False.
             From the next epoch.
-        compression: Gradient codec: ``"none"`` (default), ``"fp16"`` or ``"bf16"``. From the next
-            epoch.
+        compression: Gradient codec: ``"none"`` (default), another of
+            `hetkit.compression.COMPRESSIONS`, one with parameters (``hk.TopK(0.05)`` or
+            ``"topk(ratio=0.05)"``), or ``"task:name"`` for one of the task's own. Kept as its text.
+            From the next epoch.
         lr: Learning rate of every parameter group: ``None`` (default) leaves the task's, a number
             sets it, ``"x0.5"`` multiplies the task's (and its scheduler's) by that factor. From
             the next epoch.
@@ -115,10 +115,7 @@ class Settings:
         _check_amp(self.amp)
         if not isinstance(self.tf32, bool):
             raise SettingsError(f"tf32 must be True or False, not {self.tf32!r}.")
-        if not isinstance(self.compression, str) or self.compression not in COMPRESSIONS:
-            raise SettingsError(
-                f"compression must be one of {', '.join(COMPRESSIONS)}, not {self.compression!r}."
-            )
+        object.__setattr__(self, "compression", str(parse_compression(self.compression)))
         lr_factor(self.lr)
         if not isinstance(self.lr_rule, str) or self.lr_rule not in LR_RULES:
             raise SettingsError(

@@ -10,7 +10,8 @@ from typing import Any
 
 import ipywidgets as ipw
 
-from hetkit.settings import AMP_MODES, COMPRESSIONS, Settings
+from hetkit.compression import COMPRESSIONS
+from hetkit.settings import AMP_MODES, Settings
 from hetkit.widgets.frames import show_value
 from hetkit.widgets.wiring import Mirror, Report, SessionLike, attempt, weakly
 

@@ -32,67 +32,11 @@ from hetkit.errors import WorkerError
 from hetkit.worker.codecs.codec import Codec
 from hetkit.worker.emulation import EmulatedLink
 from hetkit.worker.precision import buckets_finite
+from hetkit.worker.wire import GroupWire
 
 _log = logging.getLogger(__name__)
 
 _Job = tuple[Callable[[], torch.Tensor], "torch.futures.Future[torch.Tensor]"]
-
-
-class GroupWire:
-    """Carries tensors over a process group; stamps each collective and counts its bytes.
-
-    Args:
-        group: The engine's own process group.
-        link: The emulated link, or None for a real one.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, link: EmulatedLink | None) -> None:
-        self.world_size = group.size()
-        self.collectives: list[tuple[float, float]] = []
-        self._group = group
-        self._link = link
-        # What runs beside the caller is timed where it ends, and a link is held by who waits.
-        self.immediate = link is None and dist.get_backend(group) == "gloo"
-
-    def start_all_reduce(self, tensor: torch.Tensor) -> "torch.futures.Future[torch.Tensor]":
-        """Starts summing ``tensor`` over all ranks; the future holds the sum, in that tensor."""
-        place, start = len(self.collectives), time.monotonic()
-        self.collectives.append((start, start))
-        collectives = self.collectives
-
-        def done(future: "torch.futures.Future[list[torch.Tensor]]") -> torch.Tensor:
-            collectives[place] = (start, time.monotonic())  # sums may overtake each other
-            future.value()  # raises what went wrong
-            return tensor
-
-        # Not dist.all_reduce: its logging wrapper takes longer than the call.
-        work = self._group.allreduce([tensor])
-        summed: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
-        return summed
-
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sums ``tensor`` over all ranks, in place."""
-        start = time.monotonic()
-        arrival = self._last_arrival(start) if self._link else start
-        dist.all_reduce(tensor, group=self._group)
-        if self._link:
-            self._link.occupy(arrival, tensor.numel() * tensor.element_size())
-        self.collectives.append((start, time.monotonic()))
-
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns every rank's few values, stacked in rank order; too small for a link's time."""
-        start = time.monotonic()
-        parts = [torch.empty_like(values) for _ in range(self.world_size)]
-        dist.all_gather(parts, values, group=self._group)
-        self.collectives.append((start, time.monotonic()))
-        return torch.stack(parts)
-
-    def _last_arrival(self, start: float) -> float:
-        # An emulated transfer begins when the last rank has come, not when gloo is done with its
-        # own: the ranks agree on that moment first (one host, so one monotonic clock).
-        moment = torch.tensor([start], dtype=torch.float64)
-        dist.all_reduce(moment, op=dist.ReduceOp.MAX, group=self._group)
-        return float(moment.item())
 
 
 class Exchange:
@@ -187,7 +131,7 @@ class Exchange:
         self._buckets.append(buffer)
         if self._wire.immediate and self.codec.as_it_is and self.inverse_scale == 1.0:
             self._count(buffer)
-            return self._wire.start_all_reduce(buffer)
+            return self._wire.start_all_reduce(buffer, self._note)
         return self._put(functools.partial(self._sum, buffer))
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
@@ -215,9 +159,12 @@ class Exchange:
                 future.set_result(work())
             except Exception as error:  # noqa: BLE001 - the future takes it to the main thread
                 # The main thread is inside backward() and raises what the future holds.
-                self.error = self.error or error
-                _log.debug("exchange failed", exc_info=True)
+                self._note(error)
                 future.set_exception(error)  # type: ignore[arg-type]
+
+    def _note(self, error: BaseException) -> None:
+        self.error = self.error or error
+        _log.debug("exchange failed", exc_info=error)
 
     def _sum(self, buffer: torch.Tensor) -> torch.Tensor:
         start, before = time.monotonic(), len(self._wire.collectives)

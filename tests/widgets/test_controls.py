@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from hetkit.settings import AMP_MODES, COMPRESSIONS
+from hetkit.compression import COMPRESSIONS
+from hetkit.settings import AMP_MODES
 from hetkit.widgets.controls import Choice, Transport, effect_text, settings_choices
 
 

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -30,7 +32,9 @@ def test_an_emulated_device_reports_its_own_memory_and_its_peak():
         meter.read(91)
 
 
-def test_on_the_cpu_it_is_the_process_that_counts():
+def test_on_the_cpu_it_is_the_process_that_counts(monkeypatch):
+    now = itertools.count().__next__
+    monkeypatch.setattr("hetkit.worker.memory.time.monotonic", now)
     meter = MemoryMeter(CPU, None)
     before = meter.read(1)
     kept = torch.ones(8_000_000)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import hetkit as hk
 from hetkit.worker.order import epoch_order
-from hetkit.worker.precision import LossScale, all_finite, autocast
+from hetkit.worker.precision import LossScale, all_finite, autocast, buckets_finite
 
 CPU = torch.device("cpu")
 
@@ -163,3 +163,18 @@ def test_an_overflow_on_one_rank_makes_all_skip_the_same_step(rank, amp):
         skipped = session.history.series("skipped")[1]
         assert skipped.tolist() == [0, 0, 0, 1, 0]
         assert [e.step for e in session.history.events if e.kind == "skip"] == [BAD_STEP]
+
+
+@pytest.mark.parametrize("spoiler", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.complex64])
+def test_one_spoilt_element_spoils_its_bucket(spoiler, dtype):
+    buckets = [torch.ones(1000, dtype=dtype), torch.ones(3, dtype=dtype)]
+    assert buckets_finite(buckets)
+    buckets[0][500] = spoiler
+    assert not buckets_finite(buckets)
+
+
+def test_a_sum_that_overflows_spoils_nothing():
+    assert buckets_finite([torch.full((9,), 3e38), torch.full((9,), 6e4, dtype=torch.float16)])
+    assert not buckets_finite([torch.tensor([math.inf, -math.inf])])
+    assert buckets_finite([])

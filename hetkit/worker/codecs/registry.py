@@ -1,4 +1,4 @@
-"""The codecs by name. A new codec is added here and to `hetkit.settings.COMPRESSIONS`."""
+"""The codecs by name. A new codec is added here and to `hetkit.compression.COMPRESSIONS`."""
 
 import torch
 
@@ -11,7 +11,7 @@ def make_codec(name: str) -> Codec:
     """Returns a fresh codec.
 
     Args:
-        name: One of `hetkit.settings.COMPRESSIONS`; they were checked where they were set.
+        name: One of `hetkit.compression.COMPRESSIONS`; they were checked where they were set.
     """
     codecs: dict[str, Codec] = {
         "none": Plain(),

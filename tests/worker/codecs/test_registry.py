@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetkit.settings import COMPRESSIONS
+from hetkit.compression import COMPRESSIONS
 from hetkit.worker.codecs.registry import make_codec
 
 ROUNDING = {"none": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8}

@@ -1,0 +1,82 @@
+"""The wire: carries a codec's tensors between the ranks; stamps, counts and (emulated) delays them.
+
+Every collective is stamped where it starts and where it ends, on a clock that the ranks share, so
+that `hetkit.planning.time_split` can tell waiting from transfer. An emulated link is held by the
+one who waits for it.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from hetkit.worker.emulation import EmulatedLink
+
+
+class GroupWire:
+    """Carries tensors over a process group; stamps each collective and counts its bytes.
+
+    Args:
+        group: The engine's own process group.
+        link: The emulated link, or None for a real one.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, link: EmulatedLink | None) -> None:
+        self.world_size = group.size()
+        self.collectives: list[tuple[float, float]] = []
+        self._group = group
+        self._link = link
+        # What runs beside the caller is timed where it ends, and a link is held by who waits.
+        self.immediate = link is None and dist.get_backend(group) == "gloo"
+
+    def start_all_reduce(
+        self, tensor: torch.Tensor, failed: Callable[[BaseException], None]
+    ) -> "torch.futures.Future[torch.Tensor]":
+        """Starts summing ``tensor`` over all ranks; the future holds the sum, in that tensor.
+
+        Args:
+            tensor: What is summed, in place.
+            failed: Called with what went wrong, before the future raises it.
+        """
+        place, start = len(self.collectives), time.monotonic()
+        self.collectives.append((start, start))
+        collectives = self.collectives
+
+        def done(future: "torch.futures.Future[list[torch.Tensor]]") -> torch.Tensor:
+            collectives[place] = (start, time.monotonic())  # sums may overtake each other
+            try:
+                future.value()
+            except Exception as error:
+                failed(error)
+                raise
+            return tensor
+
+        # Not dist.all_reduce: its logging wrapper takes longer than the call.
+        work = self._group.allreduce([tensor])
+        summed: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
+        return summed
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sums ``tensor`` over all ranks, in place."""
+        start = time.monotonic()
+        arrival = self._last_arrival(start) if self._link else start
+        dist.all_reduce(tensor, group=self._group)
+        if self._link:
+            self._link.occupy(arrival, tensor.numel() * tensor.element_size())
+        self.collectives.append((start, time.monotonic()))
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns every rank's few values, stacked in rank order; too small for a link's time."""
+        start = time.monotonic()
+        parts = [torch.empty_like(values) for _ in range(self.world_size)]
+        dist.all_gather(parts, values, group=self._group)
+        self.collectives.append((start, time.monotonic()))
+        return torch.stack(parts)
+
+    def _last_arrival(self, start: float) -> float:
+        # An emulated transfer begins when the last rank has come, not when gloo is done with its
+        # own: the ranks agree on that moment first (one host, so one monotonic clock).
+        moment = torch.tensor([start], dtype=torch.float64)
+        dist.all_reduce(moment, op=dist.ReduceOp.MAX, group=self._group)
+        return float(moment.item())
