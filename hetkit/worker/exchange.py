@@ -29,6 +29,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from hetkit.errors import WorkerError
+from hetkit.worker.codecs.bucket import Bucket
 from hetkit.worker.codecs.codec import Codec
 from hetkit.worker.emulation import EmulatedLink
 from hetkit.worker.precision import buckets_finite
@@ -170,17 +171,20 @@ class Exchange:
         start, before = time.monotonic(), len(self._wire.collectives)
         if self.inverse_scale != 1.0:
             buffer.mul_(self.inverse_scale)
-        self.codec.exchange(buffer, self._wire)
+        self.codec.exchange(_whole(buffer), self._wire)
         self._count(buffer)
         edges = [start, *itertools.chain(*self._wire.collectives[before:]), time.monotonic()]
         self._codec_spans += zip(edges[::2], edges[1::2], strict=True)
         return buffer
 
     def _count(self, buffer: torch.Tensor) -> None:
-        reals = torch.view_as_real(buffer) if buffer.is_complex() else buffer
-        elements, size = reals.numel(), reals.element_size()
-        self.bucket_bytes.append(elements * size)
-        self.wire_bytes += self.codec.wire_bytes(elements, size, self._wire.world_size)
+        bucket, size = _whole(buffer), buffer.element_size() // (1 + buffer.is_complex())
+        self.bucket_bytes.append(bucket.flat.numel() * size)
+        self.wire_bytes += self.codec.wire_bytes(bucket.pieces, size, self._wire.world_size)
+
+
+def _whole(buffer: torch.Tensor) -> Bucket:
+    return Bucket.of(buffer, [("", buffer.shape)])
 
 
 def _hook(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

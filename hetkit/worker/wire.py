@@ -23,7 +23,7 @@ class GroupWire:
     """
 
     def __init__(self, group: dist.ProcessGroup, link: EmulatedLink | None) -> None:
-        self.world_size = group.size()
+        self.world_size, self.rank = group.size(), group.rank()
         self.collectives: list[tuple[float, float]] = []
         self._group = group
         self._link = link
@@ -64,6 +64,26 @@ class GroupWire:
         dist.all_reduce(tensor, group=self._group)
         if self._link:
             self._link.occupy(arrival, tensor.numel() * tensor.element_size())
+        self.collectives.append((start, time.monotonic()))
+
+    def all_to_all(self, output: torch.Tensor, input: torch.Tensor) -> None:
+        """Sends the r-th of equal parts of ``input`` to rank r; ``output`` holds what came."""
+        start = time.monotonic()
+        arrival = self._last_arrival(start) if self._link else start
+        dist.all_to_all_single(output, input, group=self._group)
+        self._pass(arrival, start, input.numel() * input.element_size())
+
+    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
+        """Fills ``output`` with every rank's ``input``, in rank order."""
+        start = time.monotonic()
+        arrival = self._last_arrival(start) if self._link else start
+        parts = list(output.view(-1).chunk(self.world_size))
+        dist.all_gather(parts, input.view(-1), group=self._group)
+        self._pass(arrival, start, output.numel() * output.element_size())
+
+    def _pass(self, arrival: float, start: float, whole_bytes: int) -> None:
+        if self._link:
+            self._link.occupy(arrival, whole_bytes // 2)  # each is one half of a ring all-reduce
         self.collectives.append((start, time.monotonic()))
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:

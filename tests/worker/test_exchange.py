@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hetkit as hk
+from hetkit.worker.codecs.codec import Codec
 from hetkit.worker.codecs.plain import Plain
 from hetkit.worker.codecs.registry import make_codec
 from hetkit.worker.emulation import EmulatedLink
@@ -115,14 +116,13 @@ def test_the_account_of_a_step_is_one_of_its_buckets_in_hand_over_order(ranks):
         assert found["codec_s"] > 0, "the last bucket is cast after the cut"
 
 
-class Broken:
+class Broken(Codec):
     name = "broken"
-    as_it_is = False
 
-    def exchange(self, bucket: torch.Tensor, wire: Any) -> None:
+    def exchange(self, bucket: Any, wire: Any) -> None:
         raise ZeroDivisionError("a codec with a bug")
 
-    def wire_bytes(self, elements: int, element_bytes: int, world_size: int) -> float:
+    def wire_bytes(self, pieces: Any, element_bytes: int, world_size: int) -> float:
         return 0.0
 
 

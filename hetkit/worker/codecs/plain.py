@@ -1,26 +1,27 @@
 """The gradient as it is: one all-reduce of the bucket."""
 
-import torch
+from collections.abc import Sequence
 
-from hetkit.planning.exchange_time import ring_bytes
-from hetkit.worker.codecs.codec import Wire
+from hetkit.planning.codec_bytes import wire_bytes
+from hetkit.worker.codecs.bucket import Bucket, Piece
+from hetkit.worker.codecs.codec import Codec, Wire
 
 
-class Plain:
+class Plain(Codec):
     """No compression.
 
     Example:
-        >>> Plain().wire_bytes(elements=1000, element_bytes=4, world_size=2)
+        >>> Plain().wire_bytes([Piece("w", 0, (10, 100))], element_bytes=4, world_size=2)
         4000.0
     """
 
     name = "none"
     as_it_is = True
 
-    def exchange(self, bucket: torch.Tensor, wire: Wire) -> None:
+    def exchange(self, bucket: Bucket, wire: Wire) -> None:
         """Sums the bucket itself."""
-        wire.all_reduce(bucket)
+        wire.all_reduce(bucket.flat)
 
-    def wire_bytes(self, elements: int, element_bytes: int, world_size: int) -> float:
+    def wire_bytes(self, pieces: Sequence[Piece], element_bytes: int, world_size: int) -> float:
         """2(n−1)/n of the bucket: a ring all-reduce."""
-        return ring_bytes(world_size, elements * element_bytes)
+        return wire_bytes(self.name, [p.shape for p in pieces], element_bytes, world_size)
