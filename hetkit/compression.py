@@ -12,7 +12,7 @@ A codec of the user's own is ``"task:name"``, where ``Task(codecs={"name": make}
 import ast
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from hetkit.errors import SettingsError
 
@@ -73,7 +73,26 @@ class Bf16(Compression):
 
 
 @dataclass(frozen=True)
-class Int8(Compression):
+class Selective(Compression):
+    """A codec that leaves small parameters as they are: few bytes, and much of the accuracy.
+
+    Args:
+        small_bytes: Parameters below this size, and all of one dimension (biases, norms), travel
+            as they are, in the same message. 0 compresses whatever can be. Default 4,096.
+
+    Example:
+        >>> str(Int8(small_bytes=0))
+        'int8(small_bytes=0)'
+    """
+
+    small_bytes: int = field(default=4096, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_int(self, "small_bytes", 0, 2**40)
+
+
+@dataclass(frozen=True)
+class Int8(Selective):
     """A quarter of the bytes: 8-bit integers with one float32 scale per block.
 
     Args:
@@ -87,11 +106,12 @@ class Int8(Compression):
     block: int = 1024
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_int(self, "block", 16, 65_536)
 
 
 @dataclass(frozen=True)
-class Int4(Compression):
+class Int4(Selective):
     """An eighth of the bytes: 4-bit integers, rounded stochastically, one scale per block.
 
     Args:
@@ -105,11 +125,12 @@ class Int4(Compression):
     block: int = 1024
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_int(self, "block", 16, 65_536)
 
 
 @dataclass(frozen=True)
-class TopK(Compression):
+class TopK(Selective):
     """Only the largest elements travel; the rest waits as error feedback.
 
     Args:
@@ -123,11 +144,12 @@ class TopK(Compression):
     ratio: float = 0.05
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_ratio(self, "ratio")
 
 
 @dataclass(frozen=True)
-class Threshold(Compression):
+class Threshold(Selective):
     """Elements above a threshold travel, found on a sample: cheaper than top-k, about as many.
 
     Args:
@@ -141,11 +163,12 @@ class Threshold(Compression):
     ratio: float = 0.05
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_ratio(self, "ratio")
 
 
 @dataclass(frozen=True)
-class PowerSGD(Compression):
+class PowerSGD(Selective):
     """Matrices travel as a product of two thin ones (Vogels et al. 2019), with error feedback.
 
     Args:
@@ -159,6 +182,7 @@ class PowerSGD(Compression):
     rank: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_int(self, "rank", 1, 256)
 
 
@@ -188,6 +212,11 @@ _KINDS: tuple[type[Compression], ...] = (
     Uncompressed,
     Fp16,
     Bf16,
+    Int8,
+    Int4,
+    TopK,
+    Threshold,
+    PowerSGD,
 )
 
 COMPRESSIONS = ("none", *(kind.__name__.lower() for kind in _KINDS[1:]))

@@ -5,10 +5,24 @@ from types import MappingProxyType
 
 import torch
 
-from hetkit.compression import Compression, Custom, parse_compression
+from hetkit.compression import (
+    Bf16,
+    Compression,
+    Custom,
+    Fp16,
+    Int4,
+    Int8,
+    PowerSGD,
+    Threshold,
+    TopK,
+    parse_compression,
+)
 from hetkit.worker.codecs.codec import Codec
+from hetkit.worker.codecs.factors import Factors
 from hetkit.worker.codecs.half import Half
+from hetkit.worker.codecs.integers import Integers4, Integers8
 from hetkit.worker.codecs.plain import Plain
+from hetkit.worker.codecs.sparse import Largest, Passing
 
 _NONE: Mapping[str, Callable[[], Codec]] = MappingProxyType({})
 
@@ -33,9 +47,20 @@ def make_codec(compression: str, own: Mapping[str, Callable[[], Codec]] = _NONE)
 
 
 def _built_in(spec: Compression) -> Codec:
-    makers: dict[str, Callable[[], Codec]] = {
-        "none": Plain,
-        "fp16": lambda: Half("fp16", torch.float16),
-        "bf16": lambda: Half("bf16", torch.bfloat16),
-    }
-    return makers[spec.name]()
+    match spec:
+        case Int8():
+            return Integers8(spec)
+        case Int4():
+            return Integers4(spec)
+        case TopK():
+            return Largest(spec)
+        case Threshold():
+            return Passing(spec)
+        case PowerSGD():
+            return Factors(spec)
+        case Fp16():
+            return Half(spec.name, torch.float16)
+        case Bf16():
+            return Half(spec.name, torch.bfloat16)
+        case _:
+            return Plain()
