@@ -15,13 +15,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hetkit.conductor import Conductor
+from hetkit.devices.seats import follow_devices
 from hetkit.errors import SessionError
 from hetkit.launch import messages as m
+from hetkit.launch.channel import Peer
 from hetkit.launch.crew import Crew, Incoming, Job
 from hetkit.launch.mailbox import Command, Mailbox
 from hetkit.launch.orders import Exited, NurseryLost, Output
@@ -33,6 +35,17 @@ from hetkit.settings import Settings
 log = logging.getLogger(__name__)
 
 LEAVE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Move:
+    """Other devices that the user has asked for, until the workers stand on them."""
+
+    before: tuple[int, ...]
+    places: tuple[int, ...]
+    settings: Settings
+    freed: Callable[[], None]
+    state: Path | None
 
 
 class Coordinator(Conductor):
@@ -58,6 +71,9 @@ class Coordinator(Conductor):
     ) -> None:
         self._mailbox = Mailbox[Incoming](closed="the session is closed: make a new Session.")
         super().__init__(make_crew(self._mailbox.put), job, settings, book, output, folder)
+        self._fleet = job.devices
+        self._move: Move | None = None
+        self._leaving: tuple[set[Peer], Callable[[], None]] | None = None
         self._thread = threading.Thread(target=self._main, name="hetkit-coordinator", daemon=True)
         self._thread.start()
 
@@ -88,6 +104,7 @@ class Coordinator(Conductor):
             try:
                 self._handle(item)
                 self.look_at_the_clock()
+                self._move_on()
             except Exception as error:
                 log.exception("the coordinator failed")
                 self.fail(error)
@@ -102,8 +119,9 @@ class Coordinator(Conductor):
                     self.hear(peer, message)
             case Output(peer=peer, stream=stream, text=text):
                 self.output.add(peer, stream, text)
-            case Exited():
+            case Exited(peer=peer):
                 self.on_exit(item)
+                self._gone(peer)
             case NurseryLost(reason=reason):
                 self.on_lost_nursery(reason)
 
@@ -174,6 +192,85 @@ class Coordinator(Conductor):
         if self.status.state == "ready":
             self.crew.kill()
             self.set_state("new")
+
+    def move(
+        self,
+        before: tuple[int, ...],
+        places: tuple[int, ...],
+        settings: Settings,
+        state: Path | None,
+        freed: Callable[[], None],
+    ) -> None:
+        """Goes on with other devices of the fleet, from the present state.
+
+        Args:
+            before: The places of the devices in use.
+            places: Those of the devices to come.
+            settings: What the user wants, made to fit them.
+            state: The training state, where the ranks rest; None: rank 0 is asked for it.
+            freed: Called once no worker is left on the devices before.
+        """
+        self._require("new", "ready", "failed", "running", "paused")
+        if self._move is not None:
+            before = self._move.before
+        self._move = Move(before, places, settings, freed, state)
+        if self.status.state in ("running", "paused"):
+            self.set_state("recovering")  # so nothing more is granted
+            future: Future[Any] = Future()
+            future.add_done_callback(self._on_state)
+            path = self._folder / f"move-{self.crew.generation}.ckpt"
+            number = self.calls.open((0,), future)
+            self.crew.tell_rank(0, m.SaveState(path=str(path), call_id=number))
+            return
+        self.crew.kill()
+        self._take_seats()
+        if self.status.state == "ready":
+            self.set_state("new")
+
+    def _on_state(self, future: "Future[Any]") -> None:
+        if self._move is not None and future.exception() is None:
+            self._move = replace(self._move, state=future.result())
+
+    def _move_on(self) -> None:
+        """Moves once the state is on disk and all ranks stand."""
+        waiting = self._move is not None and self._move.state is not None
+        if waiting and self.course.settled and self.status.state == "recovering":
+            self.crew.kill()
+            self.start()
+
+    def start(self) -> None:
+        """Starts the next generation of workers, on the devices that were asked for."""
+        self._take_seats()
+        super().start()
+
+    def _take_seats(self) -> None:
+        move, self._move = self._move, None
+        if move is None:
+            return
+        devices = tuple(self._fleet[place] for place in move.places)
+        self.job = replace(self.job, devices=devices, snapshot=move.state or self.job.snapshot)
+        applied = self.course.applied
+        if applied is not None:
+            applied = follow_devices(applied, move.before, move.places)
+        self.course.seat(devices, move.settings, applied)
+        self.scales.seat([move.before.index(p) if p in move.before else None for p in move.places])
+        self.book.seat(move.places)
+        labels = ", ".join(device.label for device in devices)
+        self.book.note(
+            "plan", f"trains on {labels}", step=self.course.done, epoch=self.course.epoch
+        )
+        self._leaving = set(self.alive), move.freed
+        self._gone(None)
+
+    def _gone(self, peer: Peer | None) -> None:
+        """A worker has ended; the last of those before a move frees the devices."""
+        if self._leaving is None:
+            return
+        peers, freed = self._leaving
+        peers -= {peer}
+        if not peers:
+            self._leaving = None
+            freed()
 
     def save(self, path: Path, future: "Future[Any]") -> None:
         """Has rank 0 write the training state; without workers, the last one that was written."""

@@ -3,33 +3,33 @@
 import shutil
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hetkit.access import Access
 from hetkit.coordinator import Coordinator
-from hetkit.devices.busy import Claim, claim
 from hetkit.devices.fleet import Fleet, parse_fleet
+from hetkit.devices.seats import Seats, choose, follow_devices
 from hetkit.errors import SessionError, SettingsError
 from hetkit.launch.crew import Crew, Job
 from hetkit.launch.local import shared_nursery
 from hetkit.launch.output import OutputLog
-from hetkit.launch.payload import Payload, dump_bytes
+from hetkit.launch.payload import Payload
+from hetkit.planning.verdict import Verdict
 from hetkit.records.book import Book
-from hetkit.records.checkpoint_file import pack, settings_that_fit, unpack
+from hetkit.records.checkpoint_file import settings_that_fit, unpack
 from hetkit.records.history import History
 from hetkit.records.ledger import Ledger
 from hetkit.records.waiting import follow
 from hetkit.settings import Settings, check_int
 from hetkit.subject import subject_of
 from hetkit.task import Task
-from hetkit.view import View
 
 
-class Session(View):
+class Session(Access):
     """Trains a task on a fleet of devices, and lets a user watch and steer it.
 
     Making one checks everything that can be checked in this process and starts the workers' parent
@@ -80,48 +80,35 @@ class Session(View):
         name: str | None = None,
         **settings: Any,
     ) -> None:
-        self._subject = subject_of(task)
+        subject = subject_of(task)
         check_int("seed", seed, minimum=0)
-        self._seed = seed
-        self._inline = devices == "inline"
+        inline = devices == "inline"
         fleet = parse_fleet(devices)
         asked = Settings(global_batch=global_batch).change(**settings)
-        self._subject.check(asked, fleet)
-        self._folder = Path(tempfile.mkdtemp(prefix="hetkit-"))
-        name = name or self._folder.name
+        subject.check(asked, fleet)
+        folder = Path(tempfile.mkdtemp(prefix="hetkit-"))
+        name = name or folder.name
         try:
-            self._payload = self._dump()
-            if not self._inline:
-                shared_nursery().preload(self._subject.preload)
-            super().__init__(name, fleet, self._make_coordinator(name, fleet, asked))
+            self._payload = subject.dump(folder, inline=inline)
+            if not inline:
+                shared_nursery().preload(subject.preload)
+            job = Job(
+                devices=tuple(fleet),
+                payload=Path(self._payload.path),
+                seed=seed,
+                global_batch=asked.global_batch,
+                preload=subject.preload,
+                entry=subject.entry,
+            )
+            coordinator = _coordinator(name, fleet, job, asked, folder, inline=inline)
+            super().__init__(
+                name, fleet, coordinator, subject=subject, folder=folder, seed=seed, inline=inline
+            )
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
-        self._held: list[Claim] = []
-        self._worker: Any = None
         self._lock = threading.Lock()
-        self._end = weakref.finalize(self, _end, self._coordinator, self._held, self._folder)
-
-    def _make_coordinator(self, name: str, fleet: Fleet, settings: Settings) -> Coordinator:
-        folder, labels = self._folder, fleet.labels
-        history = History(labels, [device.emulated for device in fleet])
-        job = Job(
-            devices=tuple(fleet),
-            payload=Path(self._payload.path),
-            seed=self._seed,
-            global_batch=settings.global_batch,
-            preload=self._subject.preload,
-            entry=self._subject.entry,
-        )
-        nursery = None if self._inline else shared_nursery
-        return Coordinator(
-            lambda deliver: Crew(name, folder, deliver, nursery),
-            job,
-            settings,
-            Book(history, Ledger(labels)),
-            OutputLog(),
-            folder,
-        )
+        self._end = weakref.finalize(self, _end, coordinator, self._seats, folder)
 
     # ── running ──
 
@@ -227,40 +214,68 @@ class Session(View):
             raise SessionError("the session is closed: make a new Session.")
         with self._lock:
             wanted = self.settings.change(**changes)
-            self._subject.check(wanted, self._fleet)
+            self._subject.check(wanted, self._in_use(self.ranks))
             self._coordinator.ask(lambda: self._coordinator.change(wanted))
 
-    # ── taking out ──
+    def use(self, devices: Sequence[int | str] | Verdict) -> None:
+        """Trains on these devices of the fleet only, from where the ranks stand next.
 
-    def model(self, *, ema: bool = False) -> Any:
-        """Returns the trained model as it stands now, in this process, on the CPU.
-
-        Of your own loop, the model that it wrapped; where there are several, a dict by name.
+        The workers are started anew on them and go on from the present state, over the same
+        samples; the other devices are free for others then. Lists of one value per rank follow
+        their devices, samples per rank as ratios.
 
         Args:
-            ema: The average of the weights that ``Task(ema=…)`` keeps, instead of the weights.
+            devices: Places in `devices`, or labels, in any order; or a verdict, whose best choice
+                is taken.
 
         Raises:
-            SessionError: There is no state yet, or the session is closed.
-            SettingsError: There is no such average.
+            SettingsError: There is no such device; or a list in the settings has no value for one.
+            DeviceBusyError: Another session trains on one of the devices.
+            SessionError: The session is inline, starting, recovering or closed.
         """
-        return self._subject.model(self._save_state, self.call, ema=ema)
+        if isinstance(devices, Verdict):
+            devices = [devices.labels[rank] for rank in devices.best_subset.ranks]
+        with self._lock:
+            self._move_to(choose(self._fleet, devices))
 
-    def save(self, path: str | Path) -> Path:
-        """Writes a checkpoint that `load` goes on from, on any number of devices.
+    def drop(self, *devices: int | str) -> None:
+        """Trains on without these devices; see `use`.
+
+        Args:
+            *devices: Places in `devices`, or labels, that are in use.
 
         Raises:
-            SessionError: There is no state yet, or the session is closed.
+            SettingsError: There is no such device, it is not in use, or none would be left.
         """
-        state = self._save_state()
+        with self._lock:
+            gone = choose(self._fleet, devices)
+            idle = [self._fleet.labels[place] for place in gone if place not in self.ranks]
+            if idle:
+                raise SettingsError(f"not in use, so not to be dropped: {', '.join(idle)}.")
+            self._move_to(tuple(place for place in self.ranks if place not in gone))
+
+    def _move_to(self, places: tuple[int, ...]) -> None:
+        before = self.ranks
+        if places == before:
+            return
+        if self._inline:
+            raise SessionError('devices="inline" has one rank, in this process: it must stay.')
+        if not places:
+            raise SettingsError("no device would be left to train on: keep one at least.")
+        wanted = follow_devices(self.settings, before, places)
+        self._subject.check(wanted, self._in_use(places))
+        coordinator, seats = self._coordinator, self._seats
+        # Where they rest, the state is taken here; in a run, by the coordinator where they stand.
+        state = self._keep_state(f"{time.monotonic_ns()}") if self.state == "ready" else None
+        if seats.claimed:
+            seats.claim(places)
+        seats.places = places
         try:
-            target = Path(path)
-            # In mid-epoch, the position only makes sense under the settings in force.
-            settings = self.applied or self.settings
-            pack(target, state, {"seed": self._seed, "settings": asdict(settings)})
-        finally:
-            state.unlink(missing_ok=True)
-        return target
+            coordinator.ask(lambda: coordinator.move(before, places, wanted, state, seats.tidy))
+        except BaseException:
+            seats.places = before
+            seats.tidy()
+            raise
 
     @classmethod
     def load(
@@ -291,44 +306,6 @@ class Session(View):
             session._start_from(Path(shutil.copyfile(state, session._folder / "start.ckpt")))
         return session
 
-    def call(self, function: Callable[[Any], Any], ranks: Sequence[int] | None = None) -> list[Any]:
-        """Runs ``function(worker)`` on ranks, between two steps, and returns what they return.
-
-        Args:
-            function: Gets the rank's ``rank, world_size, device, model, optimizer, step, epoch``.
-            ranks: Which ranks; None: all.
-
-        Raises:
-            SettingsError: There is no such rank.
-            SessionError: The workers do not run.
-            Exception: What the function raised.
-        """
-        world_size = len(self._fleet)
-        chosen = tuple(range(world_size)) if ranks is None else tuple(ranks)
-        for rank in chosen:
-            if rank not in range(world_size):
-                raise SettingsError(f"there is no rank {rank!r}: ranks are 0 to {world_size - 1}.")
-        if not chosen:
-            return []
-        pickled = dump_bytes(function, "function")
-        results: list[Any] = self._answer(
-            lambda future: self._coordinator.call(chosen, pickled, future)
-        )
-        return results
-
-    def _save_state(self) -> Path:
-        path = self._folder / f"state-{threading.get_ident()}.ckpt"
-        saved: Path = self._answer(lambda future: self._coordinator.save(path, future))
-        return saved
-
-    def _answer(self, ask: Callable[["Future[Any]"], None]) -> Any:
-        future: Future[Any] = Future()
-        self._coordinator.ask(lambda: ask(future))
-        if self._inline and self._worker is not None:
-            self._worker.serve(until=future.done)
-        # No time limit: only the user knows how long it takes. A death or a close() ends the wait.
-        return future.result()
-
     # ── inside ──
 
     def _start_from(self, state: Path | None) -> None:
@@ -339,9 +316,7 @@ class Session(View):
         """Claims the devices, and has a task whose code has changed get fresh workers."""
         if self.state not in ("new", "ready", "failed"):
             return
-        if not self._held:
-            shared = [device for device in self._fleet if device.emulated or device.kind == "cuda"]
-            self._held.append(claim(shared, self._name))
+        self._seats.claim(self.ranks)
         payload, before = self._dump(), self._payload
         changed = payload.digest != before.digest
         if not changed and not (self._worker and self._worker.unwound):
@@ -355,32 +330,29 @@ class Session(View):
     def _dump(self) -> Payload:
         return self._subject.dump(self._folder, inline=self._inline)
 
+    def _in_use(self, places: Sequence[int]) -> Fleet:
+        return Fleet(tuple(self._fleet[place] for place in places))
+
     def _keep_state(self, name: str) -> Path:
         return self._save_state().rename(self._folder / f"before-{name}.ckpt")
 
-    def _serve_inline(self) -> None:
-        if not self._inline:
-            return
-        crew, coordinator = self._coordinator.crew, self._coordinator
-        if crew.link is None:
-            return
-        if self._worker is None or self._worker.generation != crew.generation:
-            self._worker = self._subject.make_rank(crew.link, crew.generation)
-            self._worker.hello()
-        rests = ("ready", "paused", "failed", "closed")
-        try:
-            self._worker.serve(until=lambda: coordinator.status.state in rests)
-        except BaseException:
-            self._worker = None
-            coordinator.wait(lambda status: status.state == "failed", 5.0)
-            raise
-        if self._worker.unwound and self.state == "paused":
-            self.stop()  # what could go on is gone from the stack: the next run builds it anew
+
+def _coordinator(
+    name: str, fleet: Fleet, job: Job, settings: Settings, folder: Path, *, inline: bool
+) -> Coordinator:
+    history = History(fleet.labels, [device.emulated for device in fleet])
+    return Coordinator(
+        lambda deliver: Crew(name, folder, deliver, None if inline else shared_nursery),
+        job,
+        settings,
+        Book(history, Ledger(fleet.labels)),
+        OutputLog(),
+        folder,
+    )
 
 
-def _end(coordinator: Coordinator, held: list[Claim], folder: Path) -> None:
+def _end(coordinator: Coordinator, seats: Seats, folder: Path) -> None:
     coordinator.submit(coordinator.close)
     coordinator.join(timeout_s=10.0)
-    for each in held:
-        each.close()
+    seats.close()
     shutil.rmtree(folder, ignore_errors=True)

@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 
 from hetkit.coordinator import Coordinator
 from hetkit.devices.fleet import Fleet
+from hetkit.devices.seats import Seats
 from hetkit.errors import SessionError
 from hetkit.launch.output import OutputLog
 from hetkit.plan import Plan
@@ -56,6 +57,7 @@ class View:
         self.made_at = time.time()
         self._name = name
         self._fleet = fleet
+        self._seats = Seats(fleet, name)
         self._coordinator = coordinator
 
     @property
@@ -90,8 +92,13 @@ class View:
 
     @property
     def devices(self) -> Fleet:
-        """The devices, in rank order."""
+        """All devices of the session; history and ledger name them by their place in here."""
         return self._fleet
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The places in `devices` of those that train, in rank order; see `Session.use`."""
+        return self._seats.places
 
     @property
     def history(self) -> History:
@@ -115,10 +122,10 @@ class View:
             SessionError: Too few steps have been measured yet.
         """
         models, plan = self._coordinator.scales.models(), self.plan
-        if models is None or plan is None:
+        if models is None or plan is None or not len(models) == plan.world_size == len(self.ranks):
             raise SessionError("too few steps have been measured for a verdict: run() a few more.")
         return judge(
-            self._fleet.labels,
+            [self._fleet.labels[place] for place in self.ranks],
             models,
             plan.global_batch,
             micro_batches=plan.micro_batches,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from hetkit.plan import Plan
 from hetkit.planning.balancer import BalancerState, Decision, Window, decide, observe
+from hetkit.planning.pace import Pace
 from hetkit.planning.step_time import Observation, StepTime
 
 DROPPED_STEPS = 2
@@ -37,6 +38,13 @@ class Balance:
     def restart(self, first_step: int) -> None:
         """The split changes at ``first_step``: steps before it, and its first two, don't count."""
         self._counts_from = first_step + DROPPED_STEPS
+        self._rows = []
+
+    def seat(self, kept: Sequence[int | None]) -> None:
+        """Other ranks compute from now on: each was ``kept`` from a rank before, or is new."""
+        before = self._state.paces
+        paces = [Pace() if rank is None else before[rank] for rank in kept if before]
+        self._state = BalancerState(paces=tuple(paces))
         self._rows = []
 
     def forget(self) -> None:

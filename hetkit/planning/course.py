@@ -109,6 +109,15 @@ class Course:
         self.plan = None
         self._finishing = False
 
+    def seat(self, devices: Sequence[Device], settings: Settings, applied: Settings | None) -> None:
+        """Other devices are to run the ranks; both settings were made to fit them."""
+        self.devices = tuple(devices)
+        self.settings, self.applied = settings, applied
+        self.balanced, self.why_balanced = None, "other devices"
+        self.plan = None
+        self._caps = None
+        self._done = [self.granted] * len(self.devices)
+
     @property
     def done(self) -> int:
         """Steps that all ranks have executed."""

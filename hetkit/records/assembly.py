@@ -11,13 +11,13 @@ class StepAssembly:
     """Collects the rows of all ranks and gives back whole steps, in order.
 
     Args:
-        world_size: Number of ranks.
+        places: Each rank's place in the fleet, by which its steps are written down.
         origin: The moment that ``time_s`` counts from; None: the first step's start.
     """
 
-    def __init__(self, world_size: int, origin: float | None = None) -> None:
+    def __init__(self, places: Sequence[int], origin: float | None = None) -> None:
         self.origin = origin
-        self._world_size = world_size
+        self._places = tuple(places)
         self._pending: dict[int, dict[int, StepRow]] = {}
 
     def add(
@@ -28,9 +28,9 @@ class StepAssembly:
         for row in rows:
             step = self._pending.setdefault(row.step, {})
             step[rank] = row
-            if len(step) == self._world_size:
+            if len(step) == len(self._places):
                 del self._pending[row.step]
-                whole.append(tuple(step[each] for each in range(self._world_size)))
+                whole.append(tuple(step[each] for each in range(len(self._places))))
         return [(self._record(ranks), ranks) for ranks in whole]
 
     def _record(self, rows: tuple[StepRow, ...]) -> StepRecord:
@@ -44,7 +44,7 @@ class StepAssembly:
             RankStep(
                 step=row.step,
                 epoch=row.epoch,
-                rank=rank,
+                rank=place,
                 time_s=time_s,
                 batch=row.batch,
                 step_s=split.step_s,
@@ -61,7 +61,7 @@ class StepAssembly:
                 memory_peak_bytes=row.memory_peak_bytes,
                 loss=row.loss_sum / row.count if row.count else None,
             )
-            for rank, (row, split) in enumerate(zip(rows, splits, strict=True))
+            for place, row, split in zip(self._places, rows, splits, strict=True)
         )
         return StepRecord(
             step=first.step,

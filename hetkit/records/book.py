@@ -24,11 +24,17 @@ class Book:
     def __init__(self, history: History, ledger: Ledger) -> None:
         self.history = history
         self.ledger = ledger
-        self._assembly = StepAssembly(history.world_size)
+        self._places = tuple(range(history.world_size))
+        self._assembly = StepAssembly(self._places)
         self._records: list[StepRecord] = []
         self._events: Counter[str] = Counter()
         self._changes: tuple[str, ...] = ()
         self._again = False
+
+    def seat(self, places: Sequence[int]) -> None:
+        """Other devices run the ranks from now on: those at these places of the fleet."""
+        self._places = tuple(places)
+        self._forget_pending()
 
     def begin_epoch(self, changes: Sequence[str]) -> None:
         """Starts an epoch's account; after a `roll_back`, that of the same epoch once more.
@@ -112,6 +118,7 @@ class Book:
         row = LedgerRow.of(
             summarise_epoch(self._records, sync_every=plan.sync_every),
             plan,
+            places=self._places,
             emulated=emulated,
             spread_floor=spread_floor,
             metrics=combine(reports),
@@ -129,7 +136,7 @@ class Book:
         self._forget_pending()
 
     def _forget_pending(self) -> None:
-        self._assembly = StepAssembly(self.history.world_size, self._assembly.origin)
+        self._assembly = StepAssembly(self._places, self._assembly.origin)
 
     def recent_samples_per_s(self) -> float | None:
         """Returns the throughput over the last few steps; None before there are any."""

@@ -37,6 +37,7 @@ class EpochSummary:
         optimizer_s: Median time of the optimizer's step.
         other_s: Median of what the parts do not explain.
         overlapped_s: Median time of the exchange that ran beside the computing.
+        ranks: Those that took part, by their place in the fleet; the tuples are in this order.
         critical_rank: The rank that the others wait for: the largest median compute time.
         comm_share: Median communication share of the critical rank.
         compute_spread: (largest − smallest) / largest median compute time, over the ranks that
@@ -65,6 +66,7 @@ class EpochSummary:
     optimizer_s: tuple[float, ...]
     other_s: tuple[float, ...]
     overlapped_s: tuple[float, ...]
+    ranks: tuple[int, ...]
     critical_rank: int
     comm_share: float
     compute_spread: float
@@ -131,19 +133,28 @@ class LedgerRow(EpochSummary):
         plan: Plan,
         *,
         emulated: bool,
+        places: Sequence[int] | None = None,
         spread_floor: float | None = None,
         metrics: Mapping[str, float] | None = None,
         predicted_step_s: float | None = None,
         changes: Sequence[str] = (),
         events: Sequence[str] = (),
     ) -> Self:
-        """Returns the row of an epoch that ended under ``plan``."""
+        """Returns the row of an epoch that ended under ``plan``, on the devices at ``places``.
+
+        A device that was dropped in mid-epoch has no samples in the row.
+        """
+        rows = list(zip(plan.batches, plan.micro_batches, plan.amp, strict=True))
+        if places is not None and tuple(places) != summary.ranks:
+            by_place = dict(zip(places, rows, strict=True))
+            rows = [by_place.get(place, (0, 0, "off")) for place in summary.ranks]
+        batches, micro_batches, amp = zip(*rows, strict=True)
         return cls(
             **{part.name: getattr(summary, part.name) for part in fields(EpochSummary)},
             global_batch=plan.global_batch,
-            batches=plan.batches,
-            micro_batches=plan.micro_batches,
-            amp=plan.amp,
+            batches=batches,
+            micro_batches=micro_batches,
+            amp=amp,
             compression=plan.compression,
             sync_every=plan.sync_every,
             spread_floor=spread_floor,
@@ -199,6 +210,7 @@ def summarise_epoch(records: Sequence[StepRecord], *, sync_every: int = 1) -> Ep
         optimizer_s=tuple(typical(step.optimizer_s for step in steps) for steps in ranks),
         other_s=tuple(typical(step.other_s for step in steps) for steps in ranks),
         overlapped_s=tuple(typical(step.overlapped_s for step in steps) for steps in ranks),
+        ranks=tuple(steps[0].rank for steps in ranks),
         critical_rank=critical[0].rank,
         comm_share=typical(step.comm_share for step in critical),
         compute_spread=_spread(ranks, typical),

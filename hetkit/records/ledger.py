@@ -84,7 +84,7 @@ class Ledger(Sequence[LedgerRow]):
                 columns[name] = ["; ".join(value) for value in values]
             elif any(isinstance(value, tuple) for value in values):
                 for rank, label in enumerate(self.labels):
-                    columns[f"{name}[{label}]"] = [_item(value, rank) for value in values]
+                    columns[f"{name}[{label}]"] = [_item(row, name, rank) for row in rows]
             else:
                 columns[name] = values
         return data_frame(columns)
@@ -100,7 +100,7 @@ class Ledger(Sequence[LedgerRow]):
             notes=[f"{_batches(row)}, amp {_amp(row)}, {row.compression}" for row in rows],
             bars=(
                 [f"epoch {row.epoch}" for row, _ in bars],
-                [self.labels[rank] for _, rank in bars],
+                [self.labels[row.ranks[rank]] for row, rank in bars],
             ),
             parts={part: [getattr(row, f"{part}_s")[rank] for row, rank in bars] for part in SPLIT},
         )
@@ -204,5 +204,7 @@ def _short(value: float) -> str:
     return f"{value:#.4g}"
 
 
-def _item(values: Sequence[Any], rank: int) -> Any:
-    return values[rank] if rank < len(values) else None
+def _item(row: LedgerRow, name: str, rank: int) -> Any:
+    values = getattr(row, name)
+    place = row.ranks.index(rank) if rank in row.ranks else len(values)
+    return values[place] if place < len(values) else None

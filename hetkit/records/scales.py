@@ -1,6 +1,7 @@
 """The scales: how fast the ranks are, what the step costs beside, and what follows from both."""
 
 import logging
+from collections.abc import Sequence
 
 from hetkit.launch.messages import StepRow
 from hetkit.plan import Plan
@@ -40,6 +41,13 @@ class Scales:
     def models(self) -> tuple[StepTime, ...] | None:
         """Returns each rank's fitted step time; None until all of them are known."""
         return self._balance.models()
+
+    def seat(self, kept: Sequence[int | None]) -> None:
+        """Other devices compute from now on: each was ``kept`` from a rank before, or is new."""
+        self._balance.seat(kept)
+        self.overhead = Overhead()
+        if self.balances:
+            self.take_over()
 
     def restart(self, first_step: int) -> None:
         """The split changes at ``first_step``."""

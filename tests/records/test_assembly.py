@@ -24,7 +24,7 @@ def make_row(step: int = 0, *, start: float = 100.0, end: float = 101.0, **given
 
 
 def test_a_step_is_whole_when_its_last_rank_has_reported():
-    assembly = StepAssembly(2)
+    assembly = StepAssembly([0, 1])
     assert assembly.add(1, [make_row(0), make_row(1)]) == []
     ((record, rows),) = assembly.add(0, [make_row(0, batch=24)])
     assert (record.step, record.samples) == (0, 32)
@@ -34,7 +34,7 @@ def test_a_step_is_whole_when_its_last_rank_has_reported():
 
 @given(data=st.data(), ranks=st.integers(1, 4), steps=st.integers(1, 12))
 def test_whole_steps_come_out_once_and_in_order_however_the_rows_arrive(data, ranks, steps):
-    assembly = StepAssembly(ranks)
+    assembly = StepAssembly(range(ranks))
     next_step = [0] * ranks
     out = []
     while min(next_step) < steps:
@@ -47,7 +47,7 @@ def test_whole_steps_come_out_once_and_in_order_however_the_rows_arrive(data, ra
 
 
 def test_the_loss_is_the_mean_over_all_that_counts():
-    assembly = StepAssembly(2)
+    assembly = StepAssembly([0, 1])
     assembly.add(0, [make_row(batch=30, loss_sum=60.0, count=30.0)])
     ((record, _),) = assembly.add(1, [make_row(batch=10, loss_sum=10.0, count=10.0)])
     assert record.loss == pytest.approx(70 / 40)
@@ -55,32 +55,32 @@ def test_the_loss_is_the_mean_over_all_that_counts():
 
 
 def test_a_rank_without_samples_has_no_loss_of_its_own():
-    assembly = StepAssembly(2)
+    assembly = StepAssembly([0, 1])
     assembly.add(0, [make_row(batch=0, micro_steps=0, loss_sum=0.0, count=0.0)])
     ((record, _),) = assembly.add(1, [make_row(loss_sum=16.0)])
     assert (record.loss, record.ranks[0].loss, record.ranks[0].batch) == (2.0, None, 0)
 
 
 def test_a_step_in_which_nothing_counts_has_no_loss():
-    ((record, _),) = StepAssembly(1).add(0, [make_row(loss_sum=0.0, count=0.0)])
+    ((record, _),) = StepAssembly([0]).add(0, [make_row(loss_sum=0.0, count=0.0)])
     assert record.loss is None
 
 
 def test_missing_readings_stay_missing_and_what_was_measured_stays():
     row = make_row(memory_bytes=None, memory_peak_bytes=5.0, skipped=True, epoch=3)
-    ((record, _),) = StepAssembly(1).add(0, [row])
+    ((record, _),) = StepAssembly([0]).add(0, [row])
     rank = record.ranks[0]
     assert (rank.memory_bytes, rank.memory_peak_bytes, rank.wire_bytes) == (None, 5.0, 64.0)
     assert (record.skipped, record.epoch) == (True, 3)
 
 
 def test_time_counts_from_the_first_start_of_any_rank():
-    assembly = StepAssembly(2)
+    assembly = StepAssembly([0, 1])
     assembly.add(0, [make_row(start=100.5, end=102.0), make_row(1, start=102.0, end=103.0)])
     whole = assembly.add(1, [make_row(start=100.0, end=102.5), make_row(1, start=102.5, end=103.5)])
     assert assembly.origin == 100.0
     assert [record.time_s for record, _ in whole] == [2.5, 3.5]
-    later = StepAssembly(1, origin=assembly.origin)
+    later = StepAssembly([0], origin=assembly.origin)
     ((record, _),) = later.add(0, [make_row(2, start=104.0, end=105.0)])
     assert record.time_s == 5.0
 
@@ -106,7 +106,7 @@ def test_waiting_is_told_from_transfer_by_the_last_arrival():
         wire_bytes=0.0,
     )
     for order in itertools.permutations([(0, early), (1, late)]):
-        assembly = StepAssembly(2)
+        assembly = StepAssembly([0, 1])
         whole = [done for rank, row in order for done in assembly.add(rank, [row])]
         first, second = whole[0][0].ranks
         assert first.wait_s == pytest.approx(0.4)
