@@ -2,11 +2,12 @@
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hetkit.compression import Custom, parse_compression
 from hetkit.devices.fleet import Fleet
 from hetkit.errors import SettingsError
 from hetkit.launch.ends import Link
@@ -89,6 +90,25 @@ def check_loop(settings: Settings) -> None:
         )
 
 
+def check_codec(settings: Settings, keys: Collection[str]) -> None:
+    """Checks that a codec of the task's own is there.
+
+    Args:
+        settings: They name it, as ``"task:key"``, or another codec.
+        keys: Those that there are.
+
+    Raises:
+        SettingsError: It is not.
+    """
+    spec = parse_compression(settings.compression)
+    if isinstance(spec, Custom) and spec.key not in keys:
+        there = f"it has {', '.join(map(repr, keys))}" if keys else "it has none"
+        raise SettingsError(
+            f"compression is {settings.compression!r}, and the task has no codec {spec.key!r}: "
+            f"{there}. Give hetkit.Task(codecs={{{spec.key!r}: …}}), or another codec."
+        )
+
+
 class TaskSubject:
     """A task.
 
@@ -107,6 +127,7 @@ class TaskSubject:
         """Checks settings for these devices; raises `SettingsError`."""
         settings.check_ranks(len(fleet))
         resolve_amp(settings, fleet)
+        check_codec(settings, self._task.codecs)
 
     def dump(self, folder: Path, *, inline: bool) -> Payload:
         """Writes the task into ``folder``."""
@@ -160,6 +181,7 @@ class LoopSubject:
         settings.check_ranks(len(fleet))
         resolve_amp(settings, fleet)
         check_loop(settings)
+        check_codec(settings, ())
 
     def dump(self, folder: Path, *, inline: bool) -> Payload:
         """Writes the function into ``folder``."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+from hetkit.compression import Custom
 from hetkit.errors import DataError, SettingsError, TaskError
 
 
@@ -74,6 +75,8 @@ class Task:
             about 10 µs a sample; samples are then asked for one by one. False: quicker where
             nothing is random, and datasets with ``__getitems__`` give a whole batch at once.
         preload: Names of heavy modules that the workers' parent should import once for all.
+        codecs: Gradient codecs of your own: name to a callable that makes one, for
+            ``compression="task:name"``. `hetkit.worker.codecs.codec` says what a codec is.
 
     What is random in ``collate`` depends on which samples a micro-batch has, so on the split; and a
     generator that the dataset keeps for itself (``numpy.random.default_rng()``) is not seeded. What
@@ -88,8 +91,9 @@ class Task:
     A task equals only itself: whether two data sets are equal is not a question to ask in passing.
 
     Raises:
-        TaskError: A part is not callable, metrics are given without ``validate`` or are no
-            mapping, ``preload`` is not a list of names, or ``sampler`` does not fit ``data``.
+        TaskError: A part is not callable, metrics are given without ``validate``, ``metrics`` or
+            ``codecs`` is no mapping, ``preload`` no list of names, or ``sampler`` does not fit
+            ``data``.
         SettingsError: ``num_workers`` is negative, or another number or switch is out of range.
 
     Example:
@@ -124,6 +128,7 @@ class Task:
     pin_memory: bool = False
     seed_samples: bool = True
     preload: tuple[str, ...] = ()
+    codecs: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("model", "loss", "optimizer"):
@@ -132,10 +137,14 @@ class Task:
         for name in ("parameters", "scheduler", "collate"):
             if getattr(self, name) is not None:
                 _require_callable(name, getattr(self, name))
-        if not isinstance(self.metrics, Mapping):
-            raise TaskError(f"metrics must map names to callables, not {self.metrics!r}.")
-        for name, metric in self.metrics.items():
-            _require_callable(f"metrics[{name!r}]", metric)
+        for kind in ("metrics", "codecs"):
+            given = getattr(self, kind)
+            if not isinstance(given, Mapping):
+                raise TaskError(f"{kind} must map names to callables, not {given!r}.")
+            for name, each in given.items():
+                _require_callable(f"{kind}[{name!r}]", each)
+        for name in self.codecs:
+            Custom(name)
         if self.data is None:
             raise TaskError("data is None: give a dataset, tensors, or a callable that makes one.")
         if self.metrics and self.validate is None:

@@ -22,7 +22,7 @@ from hetkit.planning.codec_bytes import code_parts, picks
 from hetkit.worker.codecs.feedback import Feedback
 from hetkit.worker.codecs.halves import TwoHalves, Work
 
-_SAMPLE = 512
+_SAMPLE = 1024
 """Elements of a segment that the threshold is found on."""
 
 
@@ -127,7 +127,7 @@ class Passing(Largest):
         sample = sizes[..., :: max(1, length // _SAMPLE)]
         among = max(1, round(sample.shape[-1] * count / length))
         limits = sample.topk(among, dim=-1).values[..., -1:]
-        passed = sizes >= limits
+        passed = (sizes >= limits).logical_and_(sizes > 0)  # a sum of picks is mostly zeros
         rows = [_first(row, count) for row in passed.view(-1, length)]
         return torch.stack(rows).view(*values.shape[:-1], count)
 
