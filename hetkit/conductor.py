@@ -66,7 +66,7 @@ class Conductor:
         self.board = Board()
         self.calls = Calls()
         self.course = Course(job.devices, settings)
-        self.scales = Scales(self.course)
+        self.scales = Scales(self.course, self.book)
         self.alive: set[Peer] = set()
         self.upon_start: list[Callable[[], None]] = []
         self._folder = folder

@@ -220,7 +220,7 @@ class Coordinator(Conductor):
             future.add_done_callback(self._on_state)
             path = self._folder / f"move-{self.crew.generation}.ckpt"
             number = self.calls.open((0,), future)
-            self.crew.tell_rank(0, m.SaveState(path=str(path), call_id=number))
+            self.crew.tell(m.SaveState(path=str(path), call_id=number))
             return
         self.crew.kill()
         self._take_seats()
@@ -279,7 +279,7 @@ class Coordinator(Conductor):
             return
         self._require("ready", "running", "paused")
         number = self.calls.open((0,), future)
-        self.crew.tell_rank(0, m.SaveState(path=str(path), call_id=number))
+        self.crew.tell(m.SaveState(path=str(path), call_id=number))
 
     def call(self, ranks: tuple[int, ...], pickled: bytes, future: "Future[Any]") -> None:
         """Has a function run on ranks once their earlier grants are executed."""

@@ -13,6 +13,7 @@ from hetkit.errors import SessionError
 from hetkit.launch.output import OutputLog
 from hetkit.plan import Plan
 from hetkit.planning.verdict import Verdict, judge
+from hetkit.records.decisions import Decisions
 from hetkit.records.history import History
 from hetkit.records.ledger import Ledger
 from hetkit.records.status import Progress, State
@@ -109,6 +110,11 @@ class View:
     def ledger(self) -> Ledger:
         """One row per epoch."""
         return self._coordinator.book.ledger
+
+    @property
+    def decisions(self) -> Decisions:
+        """What the balancer decided and why, and what each new split then gained."""
+        return self._coordinator.scales.decisions
 
     @property
     def output(self) -> OutputLog:

@@ -61,9 +61,13 @@ class Balance:
         """Whether a window is complete."""
         return len(self._rows) >= WINDOW_STEPS
 
+    def counts(self, step: int) -> bool:
+        """Whether a step belongs to the present window."""
+        return step >= self._counts_from
+
     def add(self, step: int, ranks: Sequence[Observation | None]) -> None:
         """Takes what the ranks measured in a step; None for a rank without samples."""
-        if step >= self._counts_from:
+        if self.counts(step):
             self._rows.append(tuple(ranks))
             self._last_step = step
 

@@ -26,11 +26,16 @@ as long as the last, so that a device that does not follow the model cannot make
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from hetkit.errors import PlanError
 from hetkit.planning.batch_split import split_batch, step_seconds
 from hetkit.planning.pace import LEAST_TIMES, Pace, SizeTimes
 from hetkit.planning.step_time import Observation, StepTime
+
+Outcome = Literal["measuring", "balanced", "waiting", "replan"]
+"""What a decision comes to: too little is known yet; no split is better by enough; one is, and has
+to prove it or to wait; a new split."""
 
 _LEAST_GAIN = 0.02
 _SIGMAS = 3.0
@@ -145,6 +150,7 @@ class Decision:
         now_s: The step now: measured compute of the slowest rank, plus the exchange, in seconds.
         new_s: The predicted step of the best split, whether it is taken or not, in seconds.
         reason: Why, for a person to read.
+        outcome: What it comes to.
 
     Example:
         >>> Decision(reason="too few steps").batches is None
@@ -152,6 +158,7 @@ class Decision:
     """
 
     reason: str
+    outcome: Outcome = "measuring"
     batches: tuple[int, ...] | None = None
     predicted_gain: float | None = None
     now_s: float | None = None
@@ -172,10 +179,11 @@ class _Proposal:
     def gain(self) -> float:
         return 1 - self.new_s / self.now_s
 
-    def decided(self, reason: str, *, take: bool) -> Decision:
+    def decided(self, outcome: Outcome, reason: str) -> Decision:
         return Decision(
             reason=reason,
-            batches=self.batches if take else None,
+            outcome=outcome,
+            batches=self.batches if outcome == "replan" else None,
             predicted_gain=self.gain,
             now_s=self.now_s,
             new_s=self.new_s,
@@ -266,22 +274,25 @@ def _act(state: BalancerState, proposal: _Proposal) -> tuple[BalancerState, Deci
     state = replace(state, windows=state.windows + 1, cool_down=max(0, cooling - 1))
     gain, needed = f"{proposal.gain:.1%}", f"{proposal.needed:.1%}"
     faster = f"{proposal.now_s / proposal.new_s:.2f}× as fast predicted"
+    outcome: Outcome = "replan"
     if proposal.gain <= proposal.needed:
-        reason, take = f"balanced: a new split would gain {gain}, {needed} is needed", False
+        reason = f"balanced: a new split would gain {gain}, {needed} is needed"
+        outcome = "balanced"
     elif warming_up:
-        reason, take = f"first measurements: {faster}", True
+        reason = f"first measurements: {faster}"
     else:
         agreeing = state.agreeing + 1
-        take = agreeing > 1 and not cooling
         reason = f"{faster} in {agreeing} windows running"
         if cooling:
             reason += f", cooling down for {cooling} more"
-        elif not take:
+        elif agreeing < 2:
             reason += ", waiting for the next to agree"
-    if not take:
-        return replace(state, agreeing=agreeing), proposal.decided(reason, take=False)
+        outcome = "replan" if agreeing > 1 and not cooling else "waiting"
+    decision = proposal.decided(outcome, reason)
+    if decision.batches is None:
+        return replace(state, agreeing=agreeing), decision
     state = replace(state, replans=state.replans + 1, agreeing=0)
     if not warming_up:
         promised = (proposal.now_s - proposal.comm_s, proposal.new_s - proposal.comm_s)
         state = replace(state, promised=promised, cool_down=state.patience)
-    return state, proposal.decided(reason, take=True)
+    return state, decision

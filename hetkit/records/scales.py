@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from hetkit.launch.messages import StepRow
 from hetkit.plan import Plan
 from hetkit.planning.balance import Balance
+from hetkit.planning.balancer import Decision
 from hetkit.planning.batch_split import imbalance_floor, split_batch, step_seconds
 from hetkit.planning.course import Course
 from hetkit.planning.step_time import Observation, StepTime
-from hetkit.records.book import Overhead
+from hetkit.records.book import Book, Overhead
+from hetkit.records.decisions import Decisions, Effect
+from hetkit.records.report import format_share
 from hetkit.records.steps import StepRecord
 
 log = logging.getLogger(__name__)
@@ -20,13 +23,22 @@ class Scales:
 
     Args:
         course: Takes the balancer's splits.
+        book: Takes what a re-plan has brought.
+
+    Attributes:
+        decisions: What the balancer decided, and what that brought.
+        overhead: What the steps cost beside their computing.
+        predicted_s: The step as predicted for the present plan; None where that is not possible.
     """
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: Course, book: Book) -> None:
+        self.decisions = Decisions()
         self.overhead = Overhead()
         self.predicted_s: float | None = None
         self._course = course
+        self._book = book
         self._balance = Balance()
+        self._effect = Effect()
 
     @property
     def balances(self) -> bool:
@@ -52,6 +64,7 @@ class Scales:
     def restart(self, first_step: int) -> None:
         """The split changes at ``first_step``."""
         self._balance.restart(first_step)
+        self._effect.restart()
 
     def weigh(self, record: StepRecord, rows: tuple[StepRow, ...]) -> None:
         """Takes a step in; once a window is complete, decides on the split."""
@@ -66,22 +79,64 @@ class Scales:
         )
         self.overhead.add(record)
         plan = self._course.plan
-        if not self._balance.full or plan is None:
+        if plan is None:
             return
+        if self._balance.counts(record.step) and record.samples == plan.global_batch:
+            self._effect.add(record.step_s)
+        if self._balance.full:
+            self._close_window(plan, record)
+
+    def _close_window(self, plan: Plan, record: StepRecord) -> None:
+        gain = self._effect.window()
+        if gain is not None:
+            self._measured(gain, record)
         if not self.balances:
             self._balance.learn(plan)
             return
         decision = self._balance.decide(plan, comm_s=self.overhead.all_s)
-        log.debug("balancer: %s", decision.reason)
-        if decision.batches is not None:
-            self._course.balance(decision.batches, decision.reason)
+        self._decided(decision, record.step, plan)
+
+    def _measured(self, gain: float, record: StepRecord) -> None:
+        self.decisions.measure(gain)
+        made = self.decisions.replans[-1]
+        promise = "" if made.predicted_gain is None else f", {made.predicted_gain:.1%} predicted"
+        split = list(made.new_batches or ())
+        self._book.note("balance", f"split {split} gained {gain:.1%}{promise}", record)
+
+    def _decided(self, decision: Decision, step: int, plan: Plan) -> None:
+        self.decisions.add(decision, step=step, batches=plan.batches)
+        split = decision.batches
+        log.log(
+            logging.DEBUG if split is None else logging.INFO,
+            "balancer after step %d, %s → %s, predicted gain %s: %s",
+            step,
+            plan.batches,
+            split or "stay",
+            format_share(decision.predicted_gain),
+            decision.reason,
+        )
+        if split is not None:
+            self._effect.expect(split)
+            self._course.balance(split, decision.reason)
 
     def take_over(self) -> None:
         """The split has just been left to the balancer: what is known by now is enough to begin."""
         models, plan = self.models(), self._course.plan
-        if models is not None and plan is not None:
-            split = split_batch(models, plan.global_batch, micro_batches=plan.micro_batches)
-            self._course.balance(split, "from the step times measured so far")
+        if models is None or plan is None or len(models) != len(plan.batches):
+            return
+        split = split_batch(models, plan.global_batch, micro_batches=plan.micro_batches)
+        over_s = self.overhead.all_s
+        now_s = step_seconds(models, plan.batches, plan.micro_batches) + over_s
+        new_s = step_seconds(models, split, plan.micro_batches) + over_s
+        decision = Decision(
+            reason="from the step times measured so far",
+            outcome="balanced" if split == plan.batches else "replan",
+            batches=None if split == plan.batches else split,
+            predicted_gain=1 - new_s / now_s,
+            now_s=now_s,
+            new_s=new_s,
+        )
+        self._decided(decision, self._course.done - 1, plan)
 
     def on_plan(self, before: Plan | None, plan: Plan) -> None:
         """A new plan is about to begin: forgets what it invalidates, and predicts its step."""
@@ -95,6 +150,19 @@ class Scales:
             self.predicted_s = compute_s + self.overhead.all_s
         if before is None or before.batches != plan.batches:
             self._balance.restart(plan.first_step)
+            self._effect.restart()
+        self._effect.begins(plan.batches, alike=before is not None and _alike(before, plan))
+        self._mark_measuring(before, plan)
+
+    def _mark_measuring(self, before: Plan | None, plan: Plan) -> None:
+        """Says in the ledger that the epoch is not yet the balanced split's."""
+        begins = plan.first_step == plan.epoch_first_step or before is None
+        if begins and self.balances and self._balance.warm_until is not None:
+            text = (
+                "measuring: the devices are timed on the first steps, so samples/s is not yet that "
+                "of the balanced split"
+            )
+            self._book.note("balance", text, step=plan.first_step, epoch=plan.epoch)
 
     def spread_floor(self, plan: Plan) -> float | None:
         """Returns the smallest spread of compute times that whole samples allow, where known."""
@@ -102,3 +170,9 @@ class Scales:
         if models is None:
             return None
         return imbalance_floor(models, plan.batches, plan.micro_batches)
+
+
+def _alike(before: Plan, plan: Plan) -> bool:
+    """Whether two plans differ in nothing but their split, as far as a step's time goes."""
+    names = ("amp", "tf32", "compression", "global_batch", "bucket_bytes", "sync_every")
+    return all(getattr(before, name) == getattr(plan, name) for name in names)

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-EventKind = Literal["settings", "plan", "epoch", "skip", "failure", "recovery", "notice", "output"]
+EventKind = Literal[
+    "settings", "plan", "balance", "epoch", "skip", "failure", "recovery", "notice", "output"
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -282,7 +282,7 @@ function newChart(title, lines, format, fromZero) {
 
 function updateChart(chart, store, hover, theme) {
   chart.series = chart.lines.map((line) => ({ ...line, ...seriesOf(store, line.key), color: theme[line.color] }));
-  chart.marks = store.events.filter((event) => event.kind !== "epoch" && event.kind !== "notice");
+  chart.marks = store.events.filter((event) => !["balance", "epoch", "notice"].includes(event.kind));
   chart.hover = hover;
   drawChart(chart, theme);
   const latest = chart.series.map(({ name, y }) => `${name} ${chart.format(y[y.length - 1])}`);
