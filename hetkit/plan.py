@@ -22,6 +22,8 @@ class Plan:
         micro_batches: Largest forward pass per rank, in samples.
         amp: Precision per rank: ``"off"``, ``"bf16"`` or ``"fp16"``.
         compression: The gradient codec's text, see `hetkit.compression`.
+        guard_every: Steps between two looks of the guard; 0 for none.
+        hierarchy: The islands inside which gradients are summed first, as ranks; empty: none.
         tf32: Whether float32 matrix products may run in TF32.
         lr: Learning rate for every parameter group, or None for the task's own.
         lr_factor: Factor on the task's own learning rate, or None.
@@ -55,6 +57,8 @@ class Plan:
     micro_batches: tuple[int, ...]
     amp: tuple[str, ...]
     compression: str
+    guard_every: int = 0
+    hierarchy: tuple[tuple[int, ...], ...] = ()
     tf32: bool = False
     lr: float | None = None
     lr_factor: float | None = None

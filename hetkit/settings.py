@@ -49,6 +49,15 @@ class Settings:
             `hetkit.compression.COMPRESSIONS`, one with parameters (``hk.TopK(0.05)`` or
             ``"topk(ratio=0.05)"``), or ``"task:name"`` for one of the task's own. Kept as its text.
             From the next epoch.
+        compression_warmup: Epochs, from the training's first, without compression. Default 0. From
+            the next epoch.
+        guard_every: Steps between two looks of the guard, in which the gradient also travels
+            uncompressed and is compared with what the codec made of it. Default 100, 0 for none;
+            without compression there is nothing to look at. From the next epoch.
+        hierarchy: Islands of fast links, inside which gradients are summed before one rank of each
+            exchanges with the others: ``"auto"`` (default) takes the devices of each host where
+            there are several hosts, ``"off"`` none, a list gives the islands, each a list of ranks.
+            From the next epoch.
         lr: Learning rate of every parameter group: ``None`` (default) leaves the task's, a number
             sets it, ``"x0.5"`` multiplies the task's (and its scheduler's) by that factor. From
             the next epoch.
@@ -91,6 +100,15 @@ class Settings:
     amp: str | tuple[str, ...] = _setting("off", "Precision of the forward", effect="next epoch")
     tf32: bool = _setting(False, "TF32 for float32 matrix products", effect="next epoch")
     compression: str = _setting("none", "Gradient codec", effect="next epoch")
+    compression_warmup: int = _setting(
+        0, "First epochs without compression", unit="epochs", effect="next epoch"
+    )
+    guard_every: int = _setting(
+        100, "Steps between two looks of the guard", unit="steps", effect="next epoch"
+    )
+    hierarchy: str | tuple[tuple[int, ...], ...] = _setting(
+        "auto", "Islands of fast links", effect="next epoch"
+    )
     lr: float | str | None = _setting(None, "Learning rate", effect="next epoch")
     lr_rule: str = _setting(
         "none", "How the learning rate follows the global batch", effect="next epoch"
@@ -116,6 +134,9 @@ class Settings:
         if not isinstance(self.tf32, bool):
             raise SettingsError(f"tf32 must be True or False, not {self.tf32!r}.")
         object.__setattr__(self, "compression", str(parse_compression(self.compression)))
+        check_int("compression_warmup", self.compression_warmup, minimum=0)
+        check_int("guard_every", self.guard_every, minimum=0)
+        object.__setattr__(self, "hierarchy", _islands(self.hierarchy))
         lr_factor(self.lr)
         if not isinstance(self.lr_rule, str) or self.lr_rule not in LR_RULES:
             raise SettingsError(
@@ -160,6 +181,13 @@ class Settings:
             if isinstance(value, tuple) and len(value) != world_size:
                 raise SettingsError(
                     f"{name} has {len(value)} values for {world_size} devices: give one for each."
+                )
+        if isinstance(self.hierarchy, tuple):
+            ranks = sorted(rank for island in self.hierarchy for rank in island)
+            if ranks != list(range(world_size)):
+                raise SettingsError(
+                    f"hierarchy must have each of the ranks 0 to {world_size - 1} in one island, "
+                    f"not {[list(island) for island in self.hierarchy]}."
                 )
         if self.global_batch < world_size:
             raise SettingsError(
@@ -227,6 +255,25 @@ def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return isinstance(value, float) or abs(value) <= _LARGEST_INT
+
+
+def _islands(given: object) -> str | tuple[tuple[int, ...], ...]:
+    """Returns islands as tuples of ranks, or the word for them."""
+    if given in ("auto", "off"):
+        return str(given)
+    islands = [_plain(island) for island in given] if isinstance(given, tuple) else []
+    good = all(
+        isinstance(island, tuple)
+        and island
+        and all(type(rank) is int and rank >= 0 for rank in island)
+        for island in islands
+    )
+    if not islands or not good:
+        raise SettingsError(
+            'hierarchy must be "auto", "off" or a list of islands, each a list of ranks, such as '
+            f"[[0, 1], [2, 3]], not {given!r}."
+        )
+    return tuple(islands)
 
 
 def _check_amp(amp: object) -> None:

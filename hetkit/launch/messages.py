@@ -124,7 +124,9 @@ class StepRow(Message, frozen=True, kw_only=True, array_like=True):
 
     ``loss_sum`` over ``count`` is the rank's mean loss; ``skipped`` tells that a non-finite
     gradient made all ranks (with local steps, this one) skip the step; ``lr`` is the first
-    parameter group's rate in it; ``real_s`` is an emulated device's true compute time.
+    parameter group's rate in it; ``real_s`` is an emulated device's true compute time;
+    ``guard_cosine`` and ``guard_error`` compare the compressed gradient with the true one, in the
+    steps in which both travelled.
     """
 
     step: int
@@ -142,6 +144,8 @@ class StepRow(Message, frozen=True, kw_only=True, array_like=True):
     lr: float | None = None
     real_s: float | None = None
     bucket_bytes: tuple[int, ...] = ()
+    guard_cosine: float | None = None
+    guard_error: float | None = None
 
 
 class Progress(Message, frozen=True, kw_only=True):
@@ -150,6 +154,21 @@ class Progress(Message, frozen=True, kw_only=True):
     rank: int
     generation: int
     rows: tuple[StepRow, ...]
+
+
+class MemoryCap(Message, frozen=True, kw_only=True):
+    """The rank's device holds a micro-batch of at most ``micro_batch`` samples.
+
+    ``tried`` is what did not fit; None: nothing failed, it follows from the measured peaks.
+    ``lost`` tells that the step could not be saved, and the rank gives up.
+    """
+
+    rank: int
+    generation: int
+    step: int
+    micro_batch: int
+    tried: int | None = None
+    lost: bool = False
 
 
 class EpochReport(Message, frozen=True, kw_only=True):
@@ -171,7 +190,10 @@ class Finished(Message, frozen=True, kw_only=True):
 
 
 class SaveState(Message, frozen=True, kw_only=True):
-    """Rank 0 writes the training state to ``path`` once all earlier grants are executed."""
+    """The training state goes to ``path``, by rank 0, once all earlier grants are executed.
+
+    All ranks get it: what differs between them is sent to rank 0.
+    """
 
     path: str
     call_id: int
@@ -239,6 +261,7 @@ AnyMessage = (
     | Grant
     | EndEpoch
     | Progress
+    | MemoryCap
     | EpochReport
     | Finished
     | SaveState

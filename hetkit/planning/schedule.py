@@ -69,6 +69,7 @@ def make_plan(
     settings.check_ranks(world_size)
     batches = resolve_batches(settings, world_size, balanced)
     factor = lr_factor(settings.lr)
+    warm = position.epoch >= settings.compression_warmup
     return Plan(
         version=version,
         epoch=position.epoch,
@@ -79,7 +80,9 @@ def make_plan(
         batches=batches,
         micro_batches=_micro_batches(settings, micro_caps or [None] * world_size),
         amp=resolve_amp(settings, devices),
-        compression=settings.compression,
+        compression=settings.compression if warm else "none",
+        guard_every=settings.guard_every,
+        hierarchy=resolve_islands(settings, devices),
         tf32=settings.tf32,
         lr=float(settings.lr) if isinstance(settings.lr, (int, float)) else None,
         lr_factor=factor,
@@ -115,6 +118,32 @@ def resolve_amp(settings: Settings, devices: Sequence[Device]) -> tuple[str, ...
     wanted = settings.amp
     modes = wanted if isinstance(wanted, tuple) else (wanted,) * len(devices)
     return tuple(_precision(mode, device) for mode, device in zip(modes, devices, strict=True))
+
+
+def resolve_islands(settings: Settings, devices: Sequence[Device]) -> tuple[tuple[int, ...], ...]:
+    """Returns the islands in which gradients are summed first, as ranks; empty: none.
+
+    ``"auto"`` takes each host's devices. One island, or islands of one device each, are none: all
+    ranks exchange with all others there, as without a hierarchy.
+
+    Example:
+        >>> a = Device(name="cpu", kind="cpu", index=0, key="cpu:0", host="a")
+        >>> b = Device(name="cpu", kind="cpu", index=0, key="cpu:0", host="b")
+        >>> resolve_islands(Settings(), [a, b, a])
+        ((0, 2), (1,))
+    """
+    if settings.hierarchy == "off":
+        return ()
+    islands: Sequence[tuple[int, ...]] = ()
+    if isinstance(settings.hierarchy, tuple):
+        islands = settings.hierarchy
+    else:
+        hosts = list(dict.fromkeys(device.host for device in devices))
+        islands = [
+            tuple(rank for rank, device in enumerate(devices) if device.host == host)
+            for host in hosts
+        ]
+    return tuple(islands) if 1 < len(islands) < len(devices) else ()
 
 
 def _precision(mode: str, device: Device) -> str:

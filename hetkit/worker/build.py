@@ -1,5 +1,6 @@
 """Builds a rank: its model, data, clock and exchange, from the task and the Join message."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from hetkit.worker.memory import MemoryMeter, training_bytes
 from hetkit.worker.meter import Meter
 from hetkit.worker.objective import Objective
 from hetkit.worker.probe import Probe, probe
+from hetkit.worker.switch import CodecSwitch
 
 CALIBRATION_MARGIN = 4.0
 """An emulated device is at least this many times slower than the real compute behind it."""
@@ -85,7 +87,11 @@ def build_parts(join: Join, task: Task) -> Parts:
 
 
 def assemble(
-    join: Join, parts: Parts, meter: Meter, group: dist.ProcessGroup | None
+    join: Join,
+    parts: Parts,
+    meter: Meter,
+    group: dist.ProcessGroup | None,
+    on_cap: Callable[[int, int | None, bool], None],
 ) -> tuple[TrainingLoop, Device]:
     """Puts the training loop together once the process group stands.
 
@@ -94,14 +100,15 @@ def assemble(
     """
     me = calibrated(join, parts, group)
     clock, memory = _emulated(me, join.rank)
-    exchange = None
+    exchange = switch = None
     if group is not None:
         link = None
         slowest = slowest_link(join.devices)
         if me.emulation is not None and slowest is not None:
             link = EmulatedLink(slowest, join.world_size, me.emulation.time_scale)
-        ready = clock.backward_done if clock else None
+        ready = clock.backward_done if clock else meter.handed_over
         exchange = Exchange(group, link, make_codec("none"), ready)
+        switch = CodecSwitch(exchange, parts.task.codecs, join.rank, parts.device)
     loop = TrainingLoop(
         parts.task,
         _objective(parts, group, clock),
@@ -112,8 +119,10 @@ def assemble(
         meter=meter,
         memory=MemoryMeter(parts.device, memory),
         exchange=exchange,
+        switch=switch,
         clock=clock,
         counted=parts.probe.counted,
+        on_cap=on_cap,
     )
     if join.snapshot is not None:
         loop.load_state_dict(read_state(Path(join.snapshot)))

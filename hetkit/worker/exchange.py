@@ -31,11 +31,16 @@ from torch.nn.parallel import DistributedDataParallel
 from hetkit.errors import WorkerError
 from hetkit.worker.codecs.bucket import Bucket
 from hetkit.worker.codecs.codec import Codec
+from hetkit.worker.codecs.plain import Plain
 from hetkit.worker.emulation import EmulatedLink
+from hetkit.worker.guard import Guard
 from hetkit.worker.precision import buckets_finite
 from hetkit.worker.wire import GroupWire
 
 _log = logging.getLogger(__name__)
+
+Shapes = Sequence[tuple[str, Sequence[int]]]
+"""Name and shape of the parameters in a flat buffer, in the order in which they lie there."""
 
 _Job = tuple[Callable[[], torch.Tensor], "torch.futures.Future[torch.Tensor]"]
 
@@ -50,7 +55,10 @@ class Exchange:
             (0 … 1]; an emulated device holds its clock there.
 
     Attributes:
-        codec: How buckets travel; change it between steps only, on all ranks at the same step.
+        codec: How buckets travel; `hetkit.worker.switch` changes it, on all ranks at the same step.
+        guard: Looks at the codec's results now and then.
+        reading: What the guard found in this step, or None.
+        world_size: Ranks.
         inverse_scale: Each bucket is multiplied by it before it travels (1 / loss scale).
         complete: Whether DDP has handed the step's last bucket over.
     """
@@ -63,14 +71,18 @@ class Exchange:
         bucket_ready: Callable[[float], None] | None = None,
     ) -> None:
         self.codec = codec
+        self.guard = Guard()
+        self._plain = Plain()
         self.inverse_scale = 1.0
         self.error: BaseException | None = None
+        self.world_size = group.size()
         self._wire = GroupWire(group, link)
         on_cards = dist.get_backend(group) == "nccl"  # which carries what lies on a card alone
         self._device = torch.device("cuda" if on_cards else "cpu")
         self._bucket_ready = bucket_ready
         self._elements = 0
         self._total_elements = 1
+        self._names: dict[torch.Tensor, str] = {}
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="hetkit-exchange", daemon=True)
         self._thread.start()
@@ -79,10 +91,13 @@ class Exchange:
     def attach(self, model: DistributedDataParallel) -> None:
         """Registers the hook; PyTorch allows that once per DDP instance."""
         self._total_elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self._names = {parameter: name for name, parameter in model.module.named_parameters()}
         model.register_comm_hook(self, _hook)
 
-    def begin_step(self) -> None:
-        """Clears the step's account."""
+    def begin_step(self, step: int = 0) -> None:
+        """Clears the account for ``step``."""
+        self.guard.begin_step(step)
+        self.reading: tuple[float, float] | None = None
         self.cut = time.monotonic()
         self._codec_spans: list[tuple[float, float]] = []
         self.bucket_bytes: list[int] = []
@@ -108,6 +123,15 @@ class Exchange:
         """
         return buckets_finite(self._buckets)
 
+    def settle(self, good: bool) -> None:
+        """Ends an exchange, on all ranks alike: the codec keeps or drops what is pending of it.
+
+        Args:
+            good: Whether the sum is used; False where the step is skipped.
+        """
+        self.codec.settle(good)
+        self.reading = self.guard.settle() or self.reading
+
     def close(self) -> None:
         """Ends the engine thread; it must have left gloo before the group is destroyed."""
         self._jobs.put(None)
@@ -124,16 +148,23 @@ class Exchange:
         if buffer.is_cuda and bucket.is_last():
             # The cut is when the device has computed, not when the host has queued its work.
             torch.cuda.synchronize(buffer.device)
-        return self.submit(buffer)
+        return self.submit(buffer, () if self.codec.as_it_is else self._shapes(bucket))
 
-    def submit(self, buffer: torch.Tensor) -> "torch.futures.Future[torch.Tensor]":
-        """Takes a flat buffer; the future holds its sum over the ranks, in that very buffer."""
+    def submit(self, buffer: torch.Tensor, shapes: Shapes) -> "torch.futures.Future[torch.Tensor]":
+        """Takes a flat buffer; the future holds its sum over the ranks, in that very buffer.
+
+        Args:
+            buffer: The gradients of some parameters.
+            shapes: Those parameters; what a codec keeps of them is kept by their names. A sum that
+                travels as it is needs none.
+        """
         self.cut = time.monotonic()
         self._buckets.append(buffer)
+        bucket = Bucket.of(buffer, shapes or [("", buffer.shape)])
         if self._wire.immediate and self.codec.as_it_is and self.inverse_scale == 1.0:
-            self._count(buffer)
+            self._count(self.codec, bucket)
             return self._wire.start_all_reduce(buffer, self._note)
-        return self._put(functools.partial(self._sum, buffer))
+        return self._put(functools.partial(self._sum, buffer, bucket))
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Waits for a few values of every rank and returns them, in rank order.
@@ -167,24 +198,34 @@ class Exchange:
         self.error = self.error or error
         _log.debug("exchange failed", exc_info=error)
 
-    def _sum(self, buffer: torch.Tensor) -> torch.Tensor:
+    def _sum(self, buffer: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         start, before = time.monotonic(), len(self._wire.collectives)
         if self.inverse_scale != 1.0:
             buffer.mul_(self.inverse_scale)
-        self.codec.exchange(_whole(buffer), self._wire)
-        self._count(buffer)
+        # A sparse gradient names the rows that it has: it is small as it is.
+        codec = self._plain if buffer.is_sparse else self.codec
+        looks = self.guard.looks and not codec.as_it_is
+        true = bucket.flat.clone() if looks else None
+        codec.exchange(bucket, self._wire)
+        self._count(codec, bucket)
+        if true is not None:
+            self._wire.all_reduce(true)
+            self.wire_bytes += self._plain.wire_bytes(
+                bucket.pieces, true.element_size(), self._wire.world_size
+            )
+            self.guard.compare(bucket.flat, true)
         edges = [start, *itertools.chain(*self._wire.collectives[before:]), time.monotonic()]
         self._codec_spans += zip(edges[::2], edges[1::2], strict=True)
         return buffer
 
-    def _count(self, buffer: torch.Tensor) -> None:
-        bucket, size = _whole(buffer), buffer.element_size() // (1 + buffer.is_complex())
+    def _count(self, codec: Codec, bucket: Bucket) -> None:
+        size = bucket.flat.element_size()
         self.bucket_bytes.append(bucket.flat.numel() * size)
-        self.wire_bytes += self.codec.wire_bytes(bucket.pieces, size, self._wire.world_size)
+        self.wire_bytes += codec.wire_bytes(bucket.pieces, size, self._wire.world_size)
 
-
-def _whole(buffer: torch.Tensor) -> Bucket:
-    return Bucket.of(buffer, [("", buffer.shape)])
+    def _shapes(self, bucket: GradBucket) -> Shapes:
+        # DDP regroups the parameters after the first step: ask each time what lies where.
+        return [(self._names[parameter], parameter.shape) for parameter in bucket.parameters()]
 
 
 def _hook(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -127,10 +127,15 @@ class LocalSteps:
         buckets = [torch.cat([change.reshape(-1) for change in group]) for group in groups]
         if buckets[0].is_cuda:
             torch.cuda.synchronize(buckets[0].device)
-        futures = [exchange.submit(bucket) for bucket in buckets]
+        names = iter(self._parameters)
+        futures = [
+            exchange.submit(bucket, [(next(names), change.shape) for change in group])
+            for bucket, group in zip(buckets, groups, strict=True)
+        ]
         table = exchange.gather(mine)
         for future in futures:
             future.wait()
+        exchange.settle(exchange.all_finite())
         self._changes = [
             piece.view_as(change)
             for bucket, group in zip(buckets, groups, strict=True)

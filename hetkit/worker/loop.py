@@ -10,32 +10,28 @@ N̂ is the planned number of samples; N differs from it only when the loss count
 task with ``reduction="sum"`` nothing is divided.
 """
 
-import gc
-import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from hetkit.errors import LossError
 from hetkit.launch.messages import StepRow
 from hetkit.plan import Plan
 from hetkit.task import Task
-from hetkit.worker.codecs.registry import make_codec
-from hetkit.worker.data import Samples, to_device
+from hetkit.worker.data import Samples
 from hetkit.worker.emulation import DeviceClock
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.group import is_peer_loss
-from hetkit.worker.loader import Loader
-from hetkit.worker.loss import measure, require_finite
 from hetkit.worker.memory import MemoryMeter
 from hetkit.worker.meter import Meter
 from hetkit.worker.objective import Objective
 from hetkit.worker.order import EpochOrder, step_slice
-from hetkit.worker.precision import autocast
+from hetkit.worker.passes import Passes, StepWork
 from hetkit.worker.randomness import seed_step
+from hetkit.worker.switch import CodecSwitch
+from hetkit.worker.totals import Totals
 from hetkit.worker.update import Update
 
 
@@ -52,8 +48,12 @@ class TrainingLoop:
         meter: Takes the rows of the finished steps.
         memory: Reads the memory.
         exchange: The gradient exchange; None for a single rank, which has nothing to exchange.
+        switch: Changes the exchange's codec; None for a single rank.
         clock: The emulated device's clock; None for a real device.
         counted: Whether the loss returns ``(mean, count)``.
+        on_cap: Called when less fits into the memory than was planned: with the samples of the
+            largest micro-batch, what did not fit (None: it follows from measured peaks), and
+            whether the step is lost.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class TrainingLoop:
         meter: Meter,
         memory: MemoryMeter,
         exchange: Exchange | None,
+        switch: CodecSwitch | None,
         clock: DeviceClock | None,
         counted: bool = False,
+        on_cap: Callable[[int, int | None, bool], None] = lambda *_: None,
     ) -> None:
         self.model = objective.model
         self.step = 0
@@ -82,14 +84,13 @@ class TrainingLoop:
         self._meter = meter
         self._memory = memory
         self._exchange = exchange
+        self._switch = switch
         self._clock = clock
         self._counted = counted
         self._reduction = task.reduction
-        self._objective = objective
+        self._on_cap = on_cap
+        self._told_cap: int | None = None
         self._statistics = objective.statistics
-        self._wrapped: Objective | DistributedDataParallel = objective
-        pin = task.pin_memory and device.type == "cuda"
-        self._loader = Loader(samples, task.num_workers, pin_memory=pin)
         self.order = EpochOrder(
             samples,
             task.sampler,
@@ -99,6 +100,20 @@ class TrainingLoop:
             device=None if exchange is None else device,
             in_rounds=self._statistics is not None,
         )
+        self._passes = Passes(
+            task,
+            objective,
+            samples,
+            self.order,
+            rank=rank,
+            device=device,
+            meter=meter,
+            memory=memory,
+            exchange=exchange,
+            clock=clock,
+            counted=counted,
+            on_cap=on_cap,
+        )
         self.update = Update(task, self.model, exchange, rank)
 
     def apply(self, plan: Plan) -> None:
@@ -107,18 +122,19 @@ class TrainingLoop:
         self.plan = plan
         self.epoch = plan.epoch
         self.epoch_first_step = plan.epoch_first_step
-        if self._exchange is not None:
-            if before is None or before.compression != plan.compression:
-                self._exchange.codec = make_codec(plan.compression)
-            if before is None or before.bucket_bytes != plan.bucket_bytes:
-                self._wrap(self._exchange, plan.bucket_bytes)
+        if self._switch is not None:
+            self._switch.apply(plan, self.step, [self.update.optimizer])
+        rewrap = before is None or before.bucket_bytes != plan.bucket_bytes
+        if rewrap:
+            self._passes.wrap(plan.bucket_bytes)
         if self._device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = plan.tf32
             torch.backends.cudnn.allow_tf32 = plan.tf32
         if self._statistics is not None:
             self._statistics.active = not plan.local
         self.update.apply(plan)
-        self._loader.start(self.order.draws(plan, self._rank))
+        self._keep_to_cap()
+        self._passes.loader.start(self.order.draws(self._current_plan(), self._rank))
 
     def run_step(self) -> None:
         """Executes the next step and counts it.
@@ -132,19 +148,27 @@ class TrainingLoop:
         if self._clock is not None:
             self._clock.begin_step(self.step)
         if self._exchange is not None:
-            self._exchange.begin_step()
+            self._exchange.begin_step(self.step)
             # With local steps the parameters' changes travel, not gradients.
             self._exchange.inverse_scale = 1.0 if plan.local else 1.0 / self.update.scale(plan)
         start, shares = step_slice(plan, self.step, len(self.order))
-        memory = self._memory.read(min(plan.micro_batches[self._rank], shares[self._rank] or 1))
-        sizes = [stop - first for first, stop in self.order.pieces(plan, start, shares, self._rank)]
         samples = sum(shares)
         planned = shares[self._rank] if plan.local else samples
         # A rank on its own stands in for all: of a sum, its part is scaled up to the whole.
-        divisor = planned / samples if self._reduction == "sum" else planned
-        totals = self._forward_backward(plan, sizes, divisor)
+        totals = self._passes.run(
+            StepWork(
+                plan=plan,
+                step=self.step,
+                pieces=self.order.pieces(plan, start, shares, self._rank),
+                divisor=planned / samples if self._reduction == "sum" else planned,
+                scale=self.update.scale(plan),
+            )
+        )
         finite = self._optimize(plan, totals, planned=planned, samples=samples)
+        if self._switch is not None:
+            self._switch.look()
         exchange = self._exchange
+        memory = self._memory.read(totals.largest or 1, whole=not totals.shrunk)
         stamps = self._meter.end_step(
             exchange.collectives if exchange else (),
             exchange.codec_s() if exchange else 0.0,
@@ -155,7 +179,7 @@ class TrainingLoop:
                 step=self.step,
                 epoch=plan.epoch,
                 batch=shares[self._rank],
-                micro_steps=sum(size > 0 for size in sizes),
+                micro_steps=totals.passes,
                 stamps=stamps,
                 loss_sum=totals.loss_sum(),
                 count=totals.count,
@@ -167,9 +191,12 @@ class TrainingLoop:
                 loss_scale=self.update.loss_scale.scale if "fp16" in plan.amp else None,
                 lr=self.update.lr,
                 real_s=self._clock.real_s if self._clock else None,
+                guard_cosine=exchange.reading[0] if exchange and exchange.reading else None,
+                guard_error=exchange.reading[1] if exchange and exchange.reading else None,
             )
         )
         self.step += 1
+        self._mind_memory(totals)
 
     def flush(self) -> None:
         """Sends the account of the finished steps."""
@@ -186,12 +213,17 @@ class TrainingLoop:
         self.epoch_first_step = self.step
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps. Randomness is seeded per step, so it needs no state."""
+        """Returns what a checkpoint keeps: call it on all ranks, at the same step.
+
+        Randomness is seeded per step, so it needs no state. What differs between ranks is in what
+        rank 0 returns.
+        """
         return {
             "step": self.step,
             "epoch": self.epoch,
             "epoch_first_step": self.epoch_first_step,
             "model": self.model.state_dict(),
+            "codec": self._switch.state_dict() if self._switch else None,
             **self.update.state_dict(),
         }
 
@@ -202,6 +234,12 @@ class TrainingLoop:
         self.epoch_first_step = state["epoch_first_step"]
         self.model.load_state_dict(state["model"])
         self.update.load_state_dict(state)
+        if self._switch is not None:
+            self._switch.load_state_dict(state.get("codec"))
+
+    def take_notices(self) -> list[str]:
+        """Returns what a person should know of the exchange, once."""
+        return self._switch.take_notices() if self._switch else []
 
     @property
     def exchange_failed(self) -> bool:
@@ -216,7 +254,7 @@ class TrainingLoop:
 
     def close(self) -> None:
         """Ends the loader's processes and the exchange's thread."""
-        self._loader.close()
+        self._passes.loader.close()
         if self._exchange is not None:
             self._exchange.close()
 
@@ -232,91 +270,28 @@ class TrainingLoop:
             if whole is not buffer:
                 buffer.copy_(whole)
 
-    def _wrap(self, exchange: Exchange, bucket_bytes: int | None) -> None:
-        # The reducer before it must let go of the parameters before a new one takes them.
-        self._wrapped = self._objective
-        gc.collect()
-        with warnings.catch_warnings():
-            # The option's successor would share the buffers at once; the loop does that itself.
-            warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
-            wrapped = DistributedDataParallel(
-                self._objective,
-                bucket_cap_mb=None if bucket_bytes is None else bucket_bytes / 2**20,
-                find_unused_parameters=self._objective.varying,
-                gradient_as_bucket_view=True,
-                broadcast_buffers=False,
-            )
-        exchange.attach(wrapped)
-        self._wrapped = wrapped
+    def _mind_memory(self, totals: Totals) -> None:
+        """After a step: keeps to what turned out to fit, and tells what the peaks promise."""
+        plan = self._current_plan()
+        if totals.shrunk:
+            self._keep_to_cap()
+            if self.step <= plan.last_step:
+                rest = replace(self._current_plan(), first_step=self.step)
+                self._passes.loader.start(self.order.draws(rest, self._rank))
+        promised = self._memory.largest_fit()
+        if promised is not None and _differ(promised, self._told_cap, plan.global_batch):
+            self._told_cap = promised
+            self._on_cap(promised, None, False)
 
-    def _forward_backward(self, plan: Plan, sizes: list[int], divisor: float) -> "_Totals":
-        totals = _Totals(self._device)
-        if plan.local and not sizes:
-            return totals
-        for place, size in enumerate(sizes or [0]):
-            with self._meter.data():
-                batch = to_device(self._loader.next(), self._device) if size else None
-            last = place == max(0, len(sizes) - 1)
-            with nullcontext() if last or plan.local else self._accumulate():
-                self._micro_batch(plan, batch, size, totals, divisor, last=last)
-        if self._exchange is not None and not plan.local:
-            self._meter.cut_at(self._exchange.cut)
-        return totals
+    def _keep_to_cap(self) -> None:
+        """Lowers this rank's micro-batch in the plan where its memory has shown to hold less."""
+        plan, cap = self._current_plan(), self._passes.cap
+        if cap is not None and plan.micro_batches[self._rank] > cap:
+            sizes = list(plan.micro_batches)
+            sizes[self._rank] = cap
+            self.plan = replace(plan, micro_batches=tuple(sizes))
 
-    def _accumulate(self) -> AbstractContextManager[None]:
-        if isinstance(self._wrapped, DistributedDataParallel):
-            return self._wrapped.no_sync()
-        return nullcontext()
-
-    def _micro_batch(
-        self, plan: Plan, batch: Any, size: int, totals: "_Totals", divisor: float, *, last: bool
-    ) -> None:
-        precision, scale = plan.amp[self._rank], self.update.scale(plan)
-        if self._clock is not None:
-            self._clock.begin_micro_batch(size, precision)
-        if self._statistics is not None:
-            self._statistics.begin_micro_batch(empty=not size, loss_scale=scale)
-        with autocast(precision, self._device):
-            returned, anchor = (self._objective if plan.local else self._wrapped)(batch)
-        if self._statistics is not None:
-            self._statistics.end_forward()
-        mean, count, counted = measure(returned, size, reduction=self._reduction)
-        if size and counted != self._counted:
-            raise LossError("the loss returns (mean, count) for some batches only: do so always.")
-        if self._clock is not None:
-            self._clock.forward_done()
-        if count:
-            # In float32: of a 16-bit loss, the gradient of the scale alone would overflow.
-            wide = mean.to(torch.promote_types(mean.dtype, torch.float32))
-            loss = wide * (count / divisor * scale)
-            totals.add(mean.detach(), count)
-            if self.step == 0:
-                require_finite(mean)
-        else:  # the mean of nothing is often NaN, and 0 · NaN is NaN
-            loss = self._objective.zero(mean)
-        if anchor is not None:
-            loss = loss + anchor
-        exchanges = last and self._exchange is not None and not plan.local
-        if exchanges and self._counted:
-            totals.agree()
-        loss.backward()
-        if exchanges:
-            self._require_all(loss)
-        elif self._clock is not None:
-            # With an exchange, the hook held the clock before it handed the last bucket over.
-            self._clock.backward_done(1.0)
-        if self._statistics is not None:
-            self._statistics.end_micro_batch()
-
-    def _require_all(self, loss: torch.Tensor) -> None:
-        if self._exchange is not None and not self._exchange.complete:
-            raise LossError(
-                f"on rank {self._rank} the loss of step {self.step} does not depend on "
-                f"{', '.join(self._objective.missing(loss))}, which it did for the first samples: "
-                "where the use of parameters varies, give Task(find_unused_parameters=True)."
-            )
-
-    def _optimize(self, plan: Plan, totals: "_Totals", *, planned: int, samples: int) -> bool:
+    def _optimize(self, plan: Plan, totals: Totals, *, planned: int, samples: int) -> bool:
         update = self.update
         if not plan.local:
             with self._meter.optimizer():
@@ -331,33 +306,8 @@ class TrainingLoop:
         return finite
 
 
-class _Totals:
-    """A step's sums on this rank, and the denominator that all ranks agree on."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._parts: list[tuple[torch.Tensor, float]] = []
-        self._device = device
-        self.count = 0.0
-        self._shared: torch.Tensor | None = None
-        self._work: dist.Work | None = None
-
-    def add(self, mean: torch.Tensor, count: float) -> None:
-        """Adds a micro-batch; its mean stays on its device, so that nothing waits for it."""
-        self._parts.append((mean, count))
-        self.count += count
-
-    def loss_sum(self) -> float:
-        """Returns the sum of the losses; call it when the step is over."""
-        return sum(float(mean) * count for mean, count in self._parts)
-
-    def agree(self) -> None:
-        """Starts summing the counts over the ranks, beside the last backward."""
-        self._shared = torch.tensor([self.count], dtype=torch.float64, device=self._device)
-        self._work = dist.all_reduce(self._shared, async_op=True)
-
-    def agreed_count(self) -> float:
-        """Returns the step's denominator over all ranks."""
-        if self._work is None or self._shared is None:
-            return self.count
-        self._work.wait()
-        return float(self._shared.item())
+def _differ(cap: int, told: int | None, global_batch: int) -> bool:
+    """Whether a cap is worth telling: it binds, and is not about what was told before."""
+    if told is None:
+        return cap < global_batch
+    return not 0.9 * told <= cap <= 1.1 * told

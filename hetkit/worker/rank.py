@@ -10,8 +10,6 @@ import logging
 import os
 import platform
 import signal
-import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from hetkit.errors import HetkitError, ProtocolError
+from hetkit.errors import ProtocolError
 from hetkit.launch import messages as m
 from hetkit.launch.channel import Link
 from hetkit.launch.payload import dump_bytes, load, load_bytes
@@ -29,6 +27,7 @@ from hetkit.plan import Plan
 from hetkit.worker.build import Parts, assemble, build_parts
 from hetkit.worker.checkpoint import write_state
 from hetkit.worker.evaluation import evaluate
+from hetkit.worker.failure import describe, pickled
 from hetkit.worker.group import (
     LOOPBACK,
     host_store,
@@ -38,7 +37,7 @@ from hetkit.worker.group import (
     leave_group,
 )
 from hetkit.worker.loop import TrainingLoop
-from hetkit.worker.meter import Meter
+from hetkit.worker.meter import Meter, device_event
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +64,10 @@ class Training(Protocol):
         """Sends the account of the finished steps."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps."""
+        """Returns what a checkpoint keeps: call it on all ranks, at the same step."""
+
+    def take_notices(self) -> list[str]:
+        """Returns what a person should know of the exchange, once."""
 
     def close(self) -> None:
         """Ends the exchange's thread."""
@@ -182,7 +184,8 @@ class Rank:
 
     def _assemble(self, group: dist.ProcessGroup | None) -> None:
         join, parts = self._joined(), self._built()
-        self._loop, me = assemble(join, parts, Meter(self._send_rows), group)
+        meter = Meter(self._send_rows, device_event(parts.device))
+        self._loop, me = assemble(join, parts, meter, group, self._tell_cap)
         emulation = me.emulation
         if parts.probe.unused and join.rank == 0:
             self._notice(
@@ -227,6 +230,9 @@ class Rank:
         if training is None:
             return
         training.flush()
+        for text in training.take_notices():
+            if self.rank == 0:
+                self._notice("warning", text)
         if training.outpaced and not self._told_outpaced:
             self._told_outpaced = True
             self._notice(
@@ -240,8 +246,9 @@ class Rank:
         plan = loop.plan
         loop.end_epoch()
         metrics, seconds = self._validate(plan) if plan is not None else ({}, 0.0)
+        state = loop.state_dict()
         if self.rank == 0:
-            write_state(Path(message.snapshot), loop.state_dict())
+            write_state(Path(message.snapshot), state)
         self._link.send(
             m.EpochReport(
                 rank=self.rank,
@@ -278,8 +285,11 @@ class Rank:
         training = self._training
         if training is None:
             raise ProtocolError("a message came before the rank was ready")
-        write_state(Path(message.path), training.state_dict())
-        self._link.send(m.Saved(path=message.path, call_id=message.call_id, step=training.step))
+        state = training.state_dict()
+        if self.rank == 0:
+            write_state(Path(message.path), state)
+            saved = m.Saved(path=message.path, call_id=message.call_id, step=training.step)
+            self._link.send(saved)
 
     def _call(self, message: m.Call) -> None:
         try:
@@ -287,7 +297,7 @@ class Rank:
             answer = dump_bytes(function(self._view()))
             ok = True
         except Exception as error:  # noqa: BLE001 - the caller in the notebook gets it
-            answer, ok = _pickled_error(error), False
+            answer, ok = pickled(error), False
         self._link.send(m.Answer(call_id=message.call_id, rank=self.rank, ok=ok, pickled=answer))
 
     def _view(self) -> Any:
@@ -295,6 +305,18 @@ class Rank:
 
     def _send_rows(self, rows: list[m.StepRow]) -> None:
         self._link.send(m.Progress(rank=self.rank, generation=self.generation, rows=tuple(rows)))
+
+    def _tell_cap(self, micro_batch: int, tried: int | None, lost: bool) -> None:
+        self._link.send(
+            m.MemoryCap(
+                rank=self.rank,
+                generation=self.generation,
+                step=self._running().step,
+                micro_batch=micro_batch,
+                tried=tried,
+                lost=lost,
+            )
+        )
 
     def _notice(self, level: str, text: str) -> None:
         step = self._training.step if self._training else 0
@@ -308,19 +330,8 @@ class Rank:
             training.flush()
         lost = is_peer_loss(error) or (training is not None and training.exchange_failed)
         _log.debug("rank %d failed", self.rank, exc_info=error)
-        self._link.send(
-            m.Failed(
-                rank=self.rank,
-                generation=self.generation,
-                step=training.step if training else -1,
-                at=time.monotonic(),
-                type_name=type(error).__name__,
-                text=_words(error),
-                traceback=_sendable("".join(traceback.format_exception(error))),
-                pickled=_pickled_error(error),
-                victim=lost,
-            )
-        )
+        step = training.step if training else -1
+        self._link.send(describe(error, self.rank, self.generation, step, victim=lost))
 
     def _joined(self) -> m.Join:
         if self._join is None:
@@ -359,25 +370,6 @@ class WorkerView:
         self.step = loop.step
         self.epoch = loop.epoch
         self.loss_scale = loop.update.loss_scale.scale
-
-
-def _pickled_error(error: BaseException) -> bytes:
-    try:
-        return dump_bytes(error)
-    except HetkitError:
-        return b""
-
-
-def _words(error: BaseException) -> str:
-    try:
-        return _sendable(str(error))
-    except Exception as broken:  # noqa: BLE001 - the user's own __str__ decides what it raises
-        return f"(its text cannot be had: {type(broken).__name__})"
-
-
-def _sendable(text: str) -> str:
-    # A subclass of str (torch has one for KeyErrors) and a lone surrogate have no wire form.
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _has_bf16(device: torch.device) -> bool:

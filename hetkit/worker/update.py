@@ -99,6 +99,8 @@ class Update:
         # The buckets are few and hold every gradient: cheaper to look at than the parameters.
         exchange = self._exchange
         finite = all_finite(gradients) if exchange is None else exchange.all_finite()
+        if exchange is not None:
+            exchange.settle(finite)
         self._optimize(plan, finite)
         if finite:
             self.rate.end_step()

@@ -12,7 +12,7 @@ optimizer steps.
 """
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -59,6 +59,18 @@ class Gradients:
         """The optimizer's parameters that are trained."""
         groups = self._optimizer.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
+
+    def named(self, number: int) -> dict[str, torch.Tensor]:
+        """Returns the gradients that there are, named by place: an optimizer's order is its own.
+
+        Args:
+            number: The optimizer's, among the loop's.
+        """
+        return {
+            f"{number}.{place}": parameter.grad
+            for place, parameter in enumerate(self.parameters)
+            if parameter.grad is not None
+        }
 
     def enter(self, of: str) -> None:
         """From now on backward passes add to the gradients of the means over ``of``."""
@@ -134,13 +146,21 @@ def fill(parameters: Sequence[torch.nn.Parameter], present: Sequence[bool]) -> l
 
 
 def sum_over_ranks(
-    exchange: Exchange, gradients: Sequence[torch.Tensor], bucket_bytes: int | None
+    exchange: Exchange, gradients: Mapping[str, torch.Tensor], bucket_bytes: int | None
 ) -> None:
-    """Sums gradients over all ranks, in place, in buckets and through the codec in force."""
+    """Sums gradients over all ranks, in place, in buckets and through the codec in force.
+
+    Args:
+        exchange: The gradient exchange.
+        gradients: By a name that the parameter keeps, on all ranks and over a restart.
+        bucket_bytes: How much travels at once; None: 25 MiB.
+    """
     handed = []
-    for bucket in _buckets(gradients, bucket_bytes or BUCKET_BYTES):
+    names = {id(gradient): name for name, gradient in gradients.items()}
+    for bucket in _buckets(gradients.values(), bucket_bytes or BUCKET_BYTES):
         flat = torch.cat([gradient.detach().reshape(-1) for gradient in bucket])
-        handed.append((bucket, flat, exchange.submit(flat)))
+        shapes = [(names[id(gradient)], gradient.shape) for gradient in bucket]
+        handed.append((bucket, flat, exchange.submit(flat, shapes)))
     for bucket, flat, future in handed:
         future.wait()
         start = 0

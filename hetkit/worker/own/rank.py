@@ -43,6 +43,7 @@ from hetkit.worker.own.step import OwnStep
 from hetkit.worker.own.training import OwnTraining, OwnView
 from hetkit.worker.rank import Rank
 from hetkit.worker.rank import run as run_rank
+from hetkit.worker.switch import CodecSwitch
 
 _log = logging.getLogger(__name__)
 
@@ -132,8 +133,10 @@ class OwnRank(Rank):
             for model in own.state.models.values():
                 share_tensors(list(model.buffers()), busiest)
         own.state.end_epoch()
-        if self.rank == 0 and end.snapshot:
-            write_state(Path(end.snapshot), own.state_dict())
+        if end.snapshot:
+            state = own.state_dict()
+            if self.rank == 0:
+                write_state(Path(end.snapshot), state)
         self._link.send(
             m.EpochReport(
                 rank=self.rank,
@@ -224,13 +227,16 @@ class OwnRank(Rank):
         share = even_split(join.global_batch, join.world_size)[0]
         clock = OwnClock(me, join.rank, share)
         exchange = _exchange(join, me, group) if group is not None else None
+        switch = CodecSwitch(exchange, {}, join.rank, self._device) if exchange else None
         memory = MemoryMeter(self._device, _memory(me))
-        step = OwnStep(join.rank, self._device, meter, memory, exchange, clock)
+        step = OwnStep(join.rank, self._device, meter, memory, exchange, switch, clock)
         snapshot = read_state(Path(join.snapshot)) if join.snapshot is not None else None
         if snapshot is not None and "models" not in snapshot:
             raise TaskError("the checkpoint is a Task's, not an own loop's: load it with its Task.")
         state = OwnState(step, snapshot)
-        self._own = OwnTraining(state, step, exchange, clock, self._device)
+        if switch is not None and snapshot is not None:
+            switch.load_state_dict(snapshot.get("codec"))
+        self._own = OwnTraining(state, step, exchange, switch, clock, self._device)
         return Worker(
             self,
             step,

@@ -32,6 +32,7 @@ from hetkit.worker.own.meeting import Meeting
 from hetkit.worker.own.update import Moment, Updates
 from hetkit.worker.precision import LossScale, autocast
 from hetkit.worker.randomness import seed_step
+from hetkit.worker.switch import CodecSwitch
 
 
 class OwnStep:
@@ -43,6 +44,7 @@ class OwnStep:
         meter: Takes the rows of the finished steps.
         memory: Reads the memory.
         exchange: The gradient exchange; None for a single rank.
+        switch: Changes its codec; None likewise.
         clock: The device's clock.
 
     Attributes:
@@ -59,6 +61,7 @@ class OwnStep:
         meter: Meter,
         memory: MemoryMeter,
         exchange: Exchange | None,
+        switch: CodecSwitch | None,
         clock: OwnClock,
     ) -> None:
         self.meeting = Meeting(exchange, rank)
@@ -70,6 +73,7 @@ class OwnStep:
         self._device = device
         self._memory = memory
         self._exchange = exchange
+        self._switch = switch
         self._clock = clock
         self._moment: Moment | None = None
         self._casting = ExitStack()
@@ -95,7 +99,7 @@ class OwnStep:
         )
         self._moment.account.resume()
         if self._exchange is not None:
-            self._exchange.begin_step()
+            self._exchange.begin_step(step)
             self._exchange.inverse_scale = 1.0 / self._moment.scale
 
     @property
@@ -154,6 +158,8 @@ class OwnStep:
         self._casting.close()
         self.updates.finish()
         self._moment = None
+        if self._switch is not None:
+            self._switch.look()
         if "fp16" in now.plan.amp and self.updates.updated:
             self.loss_scale.update(overflow=self.updates.overflow)
         memory = self._memory.read(max(1, now.account.largest_piece))
@@ -176,6 +182,8 @@ class OwnStep:
                 loss_scale=self.loss_scale.scale if "fp16" in now.plan.amp else None,
                 lr=self.updates.lr,
                 real_s=self._clock.real_s,
+                guard_cosine=exchange.reading[0] if exchange and exchange.reading else None,
+                guard_error=exchange.reading[1] if exchange and exchange.reading else None,
             )
         )
 

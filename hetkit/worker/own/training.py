@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from hetkit.plan import Plan
-from hetkit.worker.codecs.registry import make_codec
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.group import is_peer_loss
 from hetkit.worker.own.clock import OwnClock
 from hetkit.worker.own.state import OwnState
 from hetkit.worker.own.step import OwnStep
+from hetkit.worker.switch import CodecSwitch
 
 
 class OwnTraining:
@@ -21,6 +21,7 @@ class OwnTraining:
         state: Where it stands.
         steps: Executes its steps.
         exchange: The gradient exchange; None for a single rank.
+        switch: Changes its codec; None likewise.
         clock: The device's clock.
         device: The torch device.
     """
@@ -30,6 +31,7 @@ class OwnTraining:
         state: OwnState,
         steps: OwnStep,
         exchange: Exchange | None,
+        switch: CodecSwitch | None,
         clock: OwnClock,
         device: torch.device,
     ) -> None:
@@ -37,6 +39,7 @@ class OwnTraining:
         self.steps = steps
         self.device = device
         self._exchange = exchange
+        self._switch = switch
         self._clock = clock
 
     @property
@@ -46,11 +49,9 @@ class OwnTraining:
 
     def apply(self, plan: Plan) -> None:
         """Makes ``plan`` the one in force."""
-        before, self.state.plan = self.state.plan, plan
-        if self._exchange is not None and (
-            before is None or before.compression != plan.compression
-        ):
-            self._exchange.codec = make_codec(plan.compression)
+        self.state.plan = plan
+        if self._switch is not None:
+            self._switch.apply(plan, self.step, self.steps.updates.optimizers)
         if self.device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = plan.tf32
             torch.backends.cudnn.allow_tf32 = plan.tf32
@@ -60,8 +61,13 @@ class OwnTraining:
         self.steps.meter.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps."""
-        return self.state.state_dict()
+        """Returns what a checkpoint keeps: call it on all ranks, at the same step."""
+        codec = self._switch.state_dict() if self._switch else None
+        return {**self.state.state_dict(), "codec": codec}
+
+    def take_notices(self) -> list[str]:
+        """Returns what a person should know of the exchange, once."""
+        return self._switch.take_notices() if self._switch else []
 
     @property
     def exchange_failed(self) -> bool:

@@ -136,11 +136,15 @@ class Updates:
         with torch.no_grad():
             gradients = self._gather(now, number)
             if self._exchange is not None:
-                sum_over_ranks(self._exchange, gradients, now.plan.bucket_bytes)
+                named = self.gradients[number].named(number)
+                sum_over_ranks(self._exchange, named, now.plan.bucket_bytes)
             elif now.scale != 1.0 and gradients:
                 torch._foreach_mul_(gradients, 1.0 / now.scale)
             self._undo.enter_context(self._meter.optimizer())
-            if not all_finite(gradients):
+            finite = all_finite(gradients)
+            if self._exchange is not None:
+                self._exchange.settle(finite)
+            if not finite:
                 self.overflow = True
                 self.gradients[number].clear()
             elif now.plan.clip_norm is not None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +14,7 @@ class AloneExchange:
     def __init__(self) -> None:
         self.buffers: list[torch.Tensor] = []
 
-    def submit(self, flat: torch.Tensor) -> "torch.futures.Future[torch.Tensor]":
+    def submit(self, flat: torch.Tensor, shapes: Any) -> "torch.futures.Future[torch.Tensor]":
         self.buffers.append(flat)
         flat.mul_(2)  # as if another rank had the same
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -79,7 +81,8 @@ def test_a_gradient_that_another_rank_has_becomes_zero_and_one_that_none_has_sta
 def test_buckets_hold_one_type_each_and_no_more_than_their_size():
     tensors = [torch.ones(100), torch.ones(100, dtype=torch.float64), torch.ones(3, 50)]
     exchange = AloneExchange()
-    sum_over_ranks(exchange, tensors, bucket_bytes=900)  # type: ignore[arg-type]
+    named = {str(place): tensor for place, tensor in enumerate(tensors)}
+    sum_over_ranks(exchange, named, bucket_bytes=900)  # type: ignore[arg-type]
     assert [(b.dtype, b.numel()) for b in exchange.buffers] == [
         (torch.float32, 100),
         (torch.float32, 150),
