@@ -186,6 +186,11 @@ class EmulatedMemory:
         self._fixed_bytes = fixed_bytes
         self._sample_bytes = sample_bytes
 
+    @property
+    def size_bytes(self) -> int | None:
+        """Size of the memory; None: unlimited."""
+        return self._device.emulation.memory_bytes if self._device.emulation else None
+
     def use(self, micro_batch: int) -> float:
         """Returns the bytes in use with ``micro_batch`` samples in flight.
 
@@ -193,7 +198,7 @@ class EmulatedMemory:
             EmulatedOutOfMemoryError: It is more than the device has.
         """
         used = self._fixed_bytes + self._sample_bytes * micro_batch
-        size = self._device.emulation.memory_bytes if self._device.emulation else None
+        size = self.size_bytes
         if size is not None and used > size:
             raise EmulatedOutOfMemoryError(
                 f"emulated device {self._device.label} has {size / 1e9:.2f} GB, but a micro-batch "

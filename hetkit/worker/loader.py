@@ -57,6 +57,10 @@ class Loader:
         """Returns the next micro-batch."""
         return next(self._batches)
 
+    def fetch(self, draw: Draw) -> Any:
+        """Returns a micro-batch that was not among those to come, fetched in the rank itself."""
+        return _fetch(self._samples, draw)
+
     def close(self) -> None:
         """Ends the DataLoader processes."""
         self._batches, self._loader = iter(()), None

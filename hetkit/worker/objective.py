@@ -7,7 +7,7 @@ ignores would stop the training. Around the loss, the graph that DDP sees is the
 backward, and the loss gets the very model that the user wrote.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -108,6 +108,14 @@ class Objective(torch.nn.Module):
             for start in self.statistics.starts(ancestors(mean) if known else None):
                 zero = zero + start
         return zero
+
+    def rest(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Returns 0 as a function of ``parameters`` alone, those that DDP still waits for."""
+        if self.varying:
+            return anchor(*parameters)
+        wanted = {id(parameter) for parameter in parameters}
+        waited_for = [p for p in self._used.values() if id(p) in wanted]
+        return torch.stack([self._zero_of(p) for p in waited_for]).sum()
 
     def missing(self, loss: torch.Tensor) -> list[str]:
         """Returns the names of the used parameters that ``loss`` does not depend on."""

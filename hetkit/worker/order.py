@@ -109,6 +109,11 @@ class EpochOrder:
         self.take(plan.epoch)
         return self._draws(plan, rank, self.indices, self.repeats)
 
+    def draw(self, first: int, stop: int) -> Draw:
+        """Returns the samples from ``first`` to ``stop`` of the present epoch."""
+        before = None if self.repeats is None else self.repeats[first:stop].tolist()
+        return Draw(self.indices[first:stop].tolist(), self.epoch or 0, before)
+
     def pieces(
         self, plan: Plan, start: int, shares: Sequence[int], rank: int
     ) -> list[tuple[int, int]]:
