@@ -4,8 +4,8 @@ One step of subspace iteration [1]_ from the last step's Q, with M_i a rank's gr
 waits there::
 
     P = Σ M_i·Q        all-reduce, rows × r        P̂ = P orthonormalised, on every rank alike
-    Q = Σ M_iᵀ·P̂       all-reduce, columns × r     Σ M_i ≈ P̂·Qᵀ
-    what waits: M_i − P̂·(M_iᵀ·P̂)ᵀ
+    Qᵀ = Σ P̂ᵀ·M_i      all-reduce, r × columns     Σ M_i ≈ P̂·Qᵀ
+    what waits: M_i − P̂·P̂ᵀ·M_i
 
 P̂·P̂ᵀ is a projection, so what waits of the sum is no more than was given, ‖Σ M_i − P̂Qᵀ‖ ≤ ‖Σ M_i‖,
 and exactly what has not arrived; at full rank nothing is left but rounding.
@@ -30,6 +30,9 @@ from hetkit.worker.codecs.bucket import Bucket, Piece
 from hetkit.worker.codecs.codec import Codec, Wire
 from hetkit.worker.codecs.feedback import Feedback
 from hetkit.worker.codecs.packing import choose
+
+_BLOCK = 64
+"""Rows that are multiplied at a time."""
 
 
 class Factors(Codec):
@@ -63,30 +66,23 @@ class Factors(Codec):
             return
         wide = torch.promote_types(flat.dtype, torch.float32)
         matrices = [self._matrix(bucket, piece, wide) for piece in chosen.pieces]
-        starts = [
-            self._start(piece.name, each)
-            for piece, each in zip(chosen.pieces, matrices, strict=True)
-        ]
-        lefts, first = _room(
-            [(len(m), q.shape[1]) for m, q in zip(matrices, starts, strict=True)],
-            raw.elements + 1,
-            flat.device,
-            wide,
-        )
-        rights, second = _room([tuple(q.shape) for q in starts], 0, flat.device, wide)
-        for m, q, p in zip(matrices, starts, lefts, strict=True):
-            torch.mm(m, q, out=p)
+        starts = [self._start(p.name, m) for p, m in zip(chosen.pieces, matrices, strict=True)]
+        shapes = [(len(m), len(q)) for m, q in zip(matrices, starts, strict=True)]
+        lefts, first = _room(shapes, raw.elements + 1, starts[0])
+        rights, second = _room([tuple(q.shape) for q in starts], 0, starts[0])
         rest = first[len(first) - raw.elements - 1 :]
         raw.pack(flat, rest)
         rest[-1] = flat.amax().to(wide) * 0 + flat.amin().to(wide) * 0  # NaN if one is not finite
+        for m, q, p in zip(matrices, starts, lefts, strict=True):
+            torch.mm(m, q.t(), out=p)
         wire.all_reduce(first)
         for piece, m, p, q in zip(chosen.pieces, matrices, lefts, rights, strict=True):
             p.copy_(orthonormal(p))
-            torch.mm(m.t(), p, out=q)
-            self._feedback.put(piece.name, torch.addmm(m, p, q.t(), alpha=-1).view(-1))
+            torch.mm(p.t(), m, out=q)
+            torch.addmm(m, p, q, alpha=-1, out=self._feedback.room(piece.name, m))
         wire.all_reduce(second)
         for piece, p, q in zip(chosen.pieces, lefts, rights, strict=True):
-            bucket.view(piece).copy_(_product(p, q).view(-1))
+            _multiply(p, q, bucket.view(piece).view(len(p), -1))
             self._pending[piece.name] = q.clone()
         raw.unpack(rest, flat)
         flat[:1] += rest[-1].to(flat.dtype)
@@ -123,20 +119,18 @@ class Factors(Codec):
         return values.view(matrix(piece.shape))
 
     def _start(self, name: str, m: torch.Tensor) -> torch.Tensor:
-        """Returns a Q to begin with: the last step's, each column scaled, or a random one."""
+        """Returns Qᵀ to begin with: the last step's, each row scaled, or a random one."""
         rows, columns = m.shape
-        shape = (columns, min(self._spec.rank, rows, columns))
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        shape = (min(self._spec.rank, rows, columns), columns)
         last = self._starts.get(name)
-        if last is None or last.shape != shape:
-            return (torch.randn(shape, generator=generator) / columns).to(m)
+        last = torch.zeros(shape) if last is None or last.shape != shape else last
+        # |M·q| stays in range so, and a row that found nothing begins anew.
         last = last.to(m)
-        # Sums of |M·q| stay in range, and a column that found nothing begins anew.
-        largest = last.abs().amax(0)
+        largest = last.abs().amax(1, keepdim=True)
         if not bool((largest > 0).all()):
-            fresh = (torch.randn(shape, generator=generator) / columns).to(m)
-            last = torch.where(largest > 0, last, fresh)
-            largest = last.abs().amax(0)
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            last = torch.where(largest > 0, last, torch.randn(shape, generator=generator).to(m))
+            largest = last.abs().amax(1, keepdim=True)
         return last / largest / columns
 
 
@@ -177,19 +171,21 @@ def _sum(values: torch.Tensor) -> torch.Tensor:
     return values[0]
 
 
-def _product(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Returns P·Qᵀ by elementwise operations, which every device rounds alike."""
-    total = torch.outer(p[:, 0], q[:, 0])
-    for j in range(1, p.shape[1]):
-        total += torch.outer(p[:, j], q[:, j])
-    return total
+def _multiply(p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
+    """Writes P·Qᵀ, given P and Qᵀ, by elementwise operations, which every device rounds alike."""
+    for top in range(0, len(p), _BLOCK):  # a block stays in the cache while it is added up
+        left = p[top : top + _BLOCK]
+        total = left[:, :1] * q[0]
+        for j in range(1, len(q)):
+            total += left[:, j : j + 1] * q[j]
+        out[top : top + _BLOCK].copy_(total)
 
 
 def _room(
-    shapes: Sequence[tuple[int, ...]], more: int, device: torch.device, dtype: torch.dtype
+    shapes: Sequence[tuple[int, ...]], more: int, like: torch.Tensor
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Returns matrices of these shapes that lie in one flat tensor, and that tensor."""
     sizes = [rows * columns for rows, columns in shapes]
-    flat = torch.empty(sum(sizes) + more, dtype=dtype, device=device)
+    flat = torch.empty(sum(sizes) + more, dtype=like.dtype, device=like.device)
     parts = torch.split(flat[: sum(sizes)], sizes)
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)], flat

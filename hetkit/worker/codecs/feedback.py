@@ -42,10 +42,15 @@ class Feedback:
 
     def put(self, name: str, rest: torch.Tensor) -> None:
         """Copies a parameter's new residual; it is pending."""
+        self.room(name, rest).copy_(rest)
+
+    def room(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """Returns where to write a parameter's new residual, in the form of ``like``; pending."""
         spare = self._spare.pop(name, None)
-        if spare is None or spare.shape != rest.shape or spare.dtype != rest.dtype:
-            spare = torch.empty_like(rest, memory_format=torch.contiguous_format)
-        self._pending[name] = spare.copy_(rest)
+        if spare is None or spare.numel() != like.numel() or spare.dtype != like.dtype:
+            spare = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
+        self._pending[name] = spare
+        return spare.view(like.shape)
 
     def settle(self, good: bool) -> None:
         """Keeps what is pending, or drops it."""
