@@ -20,6 +20,7 @@ import torch.distributed as dist
 from hetkit.launch.messages import StepRow
 from hetkit.plan import Plan
 from hetkit.task import Task
+from hetkit.worker.codecs.codec import Codec
 from hetkit.worker.data import Samples
 from hetkit.worker.emulation import DeviceClock
 from hetkit.worker.exchange import Exchange
@@ -240,6 +241,11 @@ class TrainingLoop:
     def take_notices(self) -> list[str]:
         """Returns what a person should know of the exchange, once."""
         return self._switch.take_notices() if self._switch else []
+
+    @property
+    def codec(self) -> Codec | None:
+        """How gradients travel; None for a single rank."""
+        return self._exchange.codec if self._exchange else None
 
     @property
     def exchange_failed(self) -> bool:

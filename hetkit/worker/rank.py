@@ -358,6 +358,7 @@ class WorkerView:
         model, optimizer: The rank's own, between two steps.
         step, epoch: The next step, and its epoch.
         loss_scale: What fp16 ranks multiply their loss by; the same on all ranks.
+        codec: How gradients travel; None for a single rank.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -370,6 +371,7 @@ class WorkerView:
         self.step = loop.step
         self.epoch = loop.epoch
         self.loss_scale = loop.update.loss_scale.scale
+        self.codec = loop.codec
 
 
 def _has_bf16(device: torch.device) -> bool:

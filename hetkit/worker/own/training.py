@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from hetkit.plan import Plan
+from hetkit.worker.codecs.codec import Codec
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.group import is_peer_loss
 from hetkit.worker.own.clock import OwnClock
@@ -70,6 +71,11 @@ class OwnTraining:
         return self._switch.take_notices() if self._switch else []
 
     @property
+    def codec(self) -> Codec | None:
+        """How gradients travel; None for a single rank."""
+        return self._exchange.codec if self._exchange else None
+
+    @property
     def exchange_failed(self) -> bool:
         """Whether the exchange failed because another rank is gone or has given up."""
         error = self._exchange.error if self._exchange is not None else None
@@ -96,6 +102,7 @@ class OwnView:
         optimizers: All of them; ``optimizer`` is the first.
         step, epoch: The next step, and its epoch.
         loss_scale: What fp16 ranks multiply their loss by; the same on all ranks.
+        codec: How gradients travel; None for a single rank.
     """
 
     def __init__(self, training: OwnTraining, *, rank: int, world_size: int) -> None:
@@ -109,6 +116,7 @@ class OwnView:
         self.step = training.state.step
         self.epoch = training.state.epoch
         self.loss_scale = training.steps.loss_scale.scale
+        self.codec = training.codec
 
 
 def models_on_cpu(view: OwnView) -> dict[str, torch.nn.Module]:
