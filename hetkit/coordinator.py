@@ -43,7 +43,6 @@ class Move:
 
     before: tuple[int, ...]
     places: tuple[int, ...]
-    settings: Settings
     freed: Callable[[], None]
     state: Path | None
 
@@ -213,7 +212,8 @@ class Coordinator(Conductor):
         self._require("new", "ready", "failed", "running", "paused")
         if self._move is not None:
             before = self._move.before
-        self._move = Move(before, places, settings, freed, state)
+        self._move = Move(before, places, freed, state)
+        self.course.settings = settings
         if self.status.state in ("running", "paused"):
             self.set_state("recovering")  # so nothing more is granted
             future: Future[Any] = Future()
@@ -251,8 +251,8 @@ class Coordinator(Conductor):
         self.job = replace(self.job, devices=devices, snapshot=move.state or self.job.snapshot)
         applied = self.course.applied
         if applied is not None:
-            applied = follow_devices(applied, move.before, move.places)
-        self.course.seat(devices, move.settings, applied)
+            applied = follow_devices(applied, move.before, move.places, self.course.settings)
+        self.course.seat(devices, applied)
         self.scales.seat([move.before.index(p) if p in move.before else None for p in move.places])
         self.book.seat(move.places)
         labels = ", ".join(device.label for device in devices)

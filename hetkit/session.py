@@ -231,7 +231,7 @@ class Session(Access):
         Raises:
             SettingsError: There is no such device; or a list in the settings has no value for one.
             DeviceBusyError: Another session trains on one of the devices.
-            SessionError: The session is inline, starting, recovering or closed.
+            SessionError: The session is starting, recovering or closed.
         """
         if isinstance(devices, Verdict):
             devices = [devices.labels[rank] for rank in devices.best_subset.ranks]
@@ -258,8 +258,6 @@ class Session(Access):
         before = self.ranks
         if places == before:
             return
-        if self._inline:
-            raise SessionError('devices="inline" has one rank, in this process: it must stay.')
         if not places:
             raise SettingsError("no device would be left to train on: keep one at least.")
         wanted = follow_devices(self.settings, before, places)

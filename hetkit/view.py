@@ -127,16 +127,21 @@ class View:
         Raises:
             SessionError: Too few steps have been measured yet.
         """
-        models, plan = self._coordinator.scales.models(), self.plan
+        scales, plan = self._coordinator.scales, self.plan
+        models = scales.models()
         if models is None or plan is None or not len(models) == plan.world_size == len(self.ranks):
             raise SessionError("too few steps have been measured for a verdict: run() a few more.")
+        amp = " + ".join(dict.fromkeys(plan.amp))
+        holds_for = f"global batch {plan.global_batch}, amp {amp}, compression {plan.compression}"
         return judge(
             [self._fleet.labels[place] for place in self.ranks],
             models,
             plan.global_batch,
             micro_batches=plan.micro_batches,
-            comm_s=self._coordinator.scales.overhead.exchange_s,
+            comm_s=scales.exchange_s,
             emulated=self._fleet.emulated,
+            error=scales.error,
+            holds_for=holds_for,
         )
 
     def _ipython_display_(self) -> None:

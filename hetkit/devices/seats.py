@@ -115,7 +115,12 @@ def _place(fleet: Fleet, wanted: object) -> int:
     )
 
 
-def follow_devices(settings: Settings, before: Sequence[int], after: Sequence[int]) -> Settings:
+def follow_devices(
+    settings: Settings,
+    before: Sequence[int],
+    after: Sequence[int],
+    otherwise: Settings | None = None,
+) -> Settings:
     """Returns the settings for other devices: one value per rank stays with its device.
 
     Samples per rank become ratios, since they no longer sum to the global batch.
@@ -124,6 +129,7 @@ def follow_devices(settings: Settings, before: Sequence[int], after: Sequence[in
         settings: For the devices at the places ``before``.
         before: Places in the fleet, in rank order.
         after: The places of the devices to come.
+        otherwise: Has what takes the place of a list that cannot follow. Default: it is refused.
 
     Raises:
         SettingsError: A list has no value for one of ``after``, or no samples are left.
@@ -139,11 +145,15 @@ def follow_devices(settings: Settings, before: Sequence[int], after: Sequence[in
             continue
         missing = [place for place in after if place not in before]
         kept = [values[before.index(place)] for place in after if place in before]
-        if missing or (name == "batches" and not any(kept)):
+        if not missing and (name == "amp" or any(kept)):
+            changes[name] = [float(value) for value in kept] if name == "batches" else kept
+        elif otherwise is None:
             why = f"no value for device {missing[0]}" if missing else "no samples for the others"
             raise SettingsError(
                 f'{name}={list(values)} has {why}: set({name}="auto") first, then change the '
                 "devices."
             )
-        changes[name] = [float(value) for value in kept] if name == "batches" else kept
+        else:
+            of_same_batch = name == "amp" or otherwise.global_batch == settings.global_batch
+            changes[name] = getattr(otherwise, name) if of_same_batch else "even"
     return settings.change(**changes) if changes else settings

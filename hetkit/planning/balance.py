@@ -90,6 +90,12 @@ class Balance:
         known = tuple(model for model in models if model is not None)
         return known if models and len(known) == len(models) else None
 
+    @property
+    def error(self) -> float:
+        """The standard error of the present compute times, as a share, at the worst rank."""
+        running = [(pace, pace.sizes[-1]) for pace in self._state.paces if pace.sizes]
+        return max((pace.error(len(size.times)) for pace, size in running), default=0.0)
+
     def _next_window(self) -> None:
         self._counts_from = self._last_step + 1
         self._rows = []

@@ -109,14 +109,20 @@ class Course:
         self.plan = None
         self._finishing = False
 
-    def seat(self, devices: Sequence[Device], settings: Settings, applied: Settings | None) -> None:
-        """Other devices are to run the ranks; both settings were made to fit them."""
+    def seat(self, devices: Sequence[Device], applied: Settings | None) -> None:
+        """Other devices are to run the ranks; the settings were made to fit them."""
         self.devices = tuple(devices)
-        self.settings, self.applied = settings, applied
+        self.applied = applied
         self.balanced, self.why_balanced = None, "other devices"
         self.plan = None
         self._caps = None
         self._done = [self.granted] * len(self.devices)
+
+    def cap(self, rank: int, micro_batch: int) -> None:
+        """A rank holds at most ``micro_batch`` samples; in force from the next grant on."""
+        caps = list(self._caps or [None] * len(self.devices))
+        caps[rank] = micro_batch
+        self._caps = tuple(caps)
 
     @property
     def done(self) -> int:

@@ -14,6 +14,9 @@ the balanced one may be worth it or not. The verdict works each out as a whole s
 with the optimal split over the devices of S, each with one sample at least. A device is kept only
 if T with it is less than T without it; of two sets that are equally fast, the smaller is better.
 
+Two sets whose steps differ by less than 5 %, or by less than three standard errors of the measured
+times, cannot be told apart: then there is *no clear gain*, whichever is ahead.
+
 The step times are fitted to measured ones, so the figures are *predicted from measured step
 times*; they say so, and whether the devices are emulated.
 """
@@ -26,6 +29,9 @@ from hetkit.errors import PlanError
 from hetkit.planning.batch_split import imbalance_floor
 from hetkit.planning.device_sets import Choice, DeviceSets
 from hetkit.planning.step_time import StepTime
+
+_LEAST_GAIN = 0.05
+_SIGMAS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +47,8 @@ class Verdict:
         spread_floor: The least spread of compute times that a split of samples can reach in the
             best choice, as a share of its compute time.
         emulated: Whether the step times are those of emulated devices.
+        error: Standard error of the measured times, as a share, at the worst device. Default 0.
+        holds_for: The settings that it holds for, for a person to read. Default: not said.
 
     Example:
         >>> fast, slow = StepTime(launch_s=0.0, sample_s=0.001), StepTime(
@@ -58,38 +66,65 @@ class Verdict:
     fastest_alone: Choice | None
     spread_floor: float
     emulated: bool = False
+    error: float = 0.0
+    holds_for: str = ""
 
     @property
     def basis(self) -> str:
-        """Where the figures come from."""
-        return f"predicted from measured step times{', emulated' if self.emulated else ''}"
+        """Where the figures come from, and what they hold for."""
+        emulated = ", emulated" if self.emulated else ""
+        settings = f"; for {self.holds_for}" if self.holds_for else ""
+        return f"predicted from measured step times{emulated}{settings}"
+
+    @property
+    def margin(self) -> float:
+        """The least gain that counts, as a share: 5 %, or three standard errors."""
+        return max(_LEAST_GAIN, _SIGMAS * self.error)
+
+    @property
+    def rival(self) -> Choice | None:
+        """The fastest of the choices of other devices than the best; None where there is none."""
+        others = [c for c in (self.balanced, self.fastest_alone) if c is not None]
+        others = [choice for choice in others if choice.ranks != self.best_subset.ranks]
+        return min(others, key=lambda choice: choice.step_s, default=None)
+
+    @property
+    def clear(self) -> bool:
+        """Whether the best choice gains more than `margin` on its rival."""
+        rival = self.rival
+        return rival is None or 1 - self.best_subset.step_s / rival.step_s > self.margin
 
     @property
     def text(self) -> str:
         """The verdict in one sentence."""
-        best, alone = self.best_subset, self.fastest_alone
+        best, alone, rival = self.best_subset, self.fastest_alone, self.rival
+        if rival is not None and not self.clear:
+            gap = 1 - best.step_s / rival.step_s
+            return (
+                f"No clear gain: {self._used(best)} and {self._used(rival)} make "
+                f"{best.samples_per_s:,.0f} and {rival.samples_per_s:,.0f} samples/s, {gap:.1%} "
+                f"apart; {self.margin:.1%} would be clear ({self.basis})."
+            )
         gains = []
         if self.even is not None:
             gains.append(f"{self.even.step_s / best.step_s:.2f}× the even split")
         if alone is not None and len(best.ranks) > 1:
-            alone_gain = alone.step_s / best.step_s
-            gains.append(f"{alone_gain:.2f}× {self.labels[alone.ranks[0]]} alone")
+            gains.append(f"{alone.step_s / best.step_s:.2f}× {self._used(alone)}")
         if self.balanced is not None and len(best.ranks) < len(self.labels):
             gains.append(f"{self.balanced.step_s / best.step_s:.2f}× all devices, balanced")
         compared = "".join(f", {gain}" for gain in gains)
-        return f"{self._advice}: {best.samples_per_s:,.0f} samples/s{compared} ({self.basis})."
+        only = len(self.labels) == 1
+        advice = f"{self.labels[0]} is the only device" if only else f"Use {self._used(best)}"
+        return f"{advice}: {best.samples_per_s:,.0f} samples/s{compared} ({self.basis})."
 
-    @property
-    def _advice(self) -> str:
-        used, count = self.best_subset.ranks, len(self.labels)
-        if count == 1:
-            return f"{self.labels[0]} is the only device"
+    def _used(self, choice: Choice) -> str:
+        used, count = choice.ranks, len(self.labels)
         if len(used) == count:
-            return f"Use {'both' if count == 2 else f'all {count}'} devices, balanced"
+            return f"{'both' if count == 2 else f'all {count}'} devices, balanced"
         if len(used) == 1:
-            return f"Use {self.labels[used[0]]} alone"
+            return f"{self.labels[used[0]]} alone"
         left_out = ", ".join(self.labels[rank] for rank in range(count) if rank not in used)
-        return f"Use {len(used)} of {count} devices, without {left_out}"
+        return f"{len(used)} of {count} devices, without {left_out}"
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -150,6 +185,8 @@ def judge(
     caps: Sequence[int] | None = None,
     comm_s: float | Callable[[int], float] = 0.0,
     emulated: bool = False,
+    error: float = 0.0,
+    holds_for: str = "",
 ) -> Verdict:
     """Compares all devices, the best subset and the fastest alone, by predicted step times.
 
@@ -162,6 +199,8 @@ def judge(
         comm_s: Seconds of exchange that hold a step up: a number, the same for two ranks or
             more, or a function of the number of ranks. One rank alone exchanges nothing.
         emulated: Whether the devices are emulated.
+        error: Standard error of the measured times, as a share, at the worst device.
+        holds_for: The settings that the step times were measured under, for a person to read.
 
     Returns:
         The verdict; prints as a table, and shows as one in a notebook.
@@ -201,6 +240,8 @@ def judge(
             [micro_batches[rank] for rank in best.ranks],
         ),
         emulated=emulated,
+        error=error,
+        holds_for=holds_for,
     )
 
 

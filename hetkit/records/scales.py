@@ -9,6 +9,7 @@ from hetkit.planning.balance import Balance
 from hetkit.planning.balancer import Decision
 from hetkit.planning.batch_split import imbalance_floor, split_batch, step_seconds
 from hetkit.planning.course import Course
+from hetkit.planning.exchange_time import ring_bytes
 from hetkit.planning.step_time import Observation, StepTime
 from hetkit.records.book import Book, Overhead
 from hetkit.records.decisions import Decisions, Effect
@@ -54,12 +55,36 @@ class Scales:
         """Returns each rank's fitted step time; None until all of them are known."""
         return self._balance.models()
 
+    @property
+    def error(self) -> float:
+        """The standard error of the ranks' compute times, as a share, at the worst rank."""
+        return self._balance.error
+
+    def exchange_s(self, world_size: int) -> float:
+        """Returns the exchange that held the steps up lately, scaled to so many ranks.
+
+        The bytes that each sends in a ring grow with (n − 1)/n; what a round costs beside is not
+        known, and taken to be the same.
+        """
+        measured = len(self._course.devices)
+        if measured < 2:
+            return 0.0
+        return self.overhead.exchange_s * ring_bytes(world_size, 1.0) / ring_bytes(measured, 1.0)
+
     def seat(self, kept: Sequence[int | None]) -> None:
         """Other devices compute from now on: each was ``kept`` from a rank before, or is new."""
         self._balance.seat(kept)
         self.overhead = Overhead()
-        if self.balances:
-            self.take_over()
+        models, settings = self.models(), self._course.settings
+        if models is None or not self.balances:
+            return
+        n, total = len(models), settings.global_batch
+        micro_batches = [settings.micro_batch or total] * n
+        split = split_batch(models, total, micro_batches=micro_batches, floors=[1] * n)
+        reason = "other devices; from the step times measured so far"
+        decision = Decision(reason=reason, outcome="replan", batches=split)
+        self.decisions.add(decision, step=self._course.done - 1, batches=())
+        self._course.balance(split, reason)
 
     def restart(self, first_step: int) -> None:
         """The split changes at ``first_step``."""
@@ -124,7 +149,12 @@ class Scales:
         models, plan = self.models(), self._course.plan
         if models is None or plan is None or len(models) != len(plan.batches):
             return
-        split = split_batch(models, plan.global_batch, micro_batches=plan.micro_batches)
+        split = split_batch(
+            models,
+            plan.global_batch,
+            micro_batches=plan.micro_batches,
+            floors=[1] * len(models),
+        )
         over_s = self.overhead.all_s
         now_s = step_seconds(models, plan.batches, plan.micro_batches) + over_s
         new_s = step_seconds(models, split, plan.micro_batches) + over_s

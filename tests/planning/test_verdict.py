@@ -129,3 +129,38 @@ def test_nonsense_is_refused() -> None:
         judge(["a"], [FAST, SLOW], 64, micro_batches=[64, 64])
     with pytest.raises(PlanError, match="at most 20"):
         judge(["a", "b"], [FAST, SLOW], 64, micro_batches=[64, 64], caps=[10, 10])
+
+
+def test_a_small_gain_is_no_clear_gain() -> None:
+    both = pair()
+    assert both.balanced is not None
+    exchange_s = 0.256 - both.balanced.step_s
+    barely = pair(comm_s=exchange_s - 0.007)
+    assert barely.best_subset.ranks == (0, 1)
+    assert not barely.clear
+    assert barely.text.startswith(
+        "No clear gain: both devices, balanced and A100 #0 alone make 1,028 and 1,000 samples/s, "
+        "2.7% apart; 5.0% would be clear"
+    )
+    assert barely.text in str(barely)
+    other_side = pair(comm_s=exchange_s + 0.007)
+    assert other_side.best_subset.ranks == (0,)
+    assert not other_side.clear
+
+
+@pytest.mark.parametrize(("error", "clear"), [(0.0, True), (0.05, True), (0.11, False)])
+def test_a_gain_within_the_measured_error_is_no_clear_gain(error: float, clear: bool) -> None:
+    verdict = pair(error=error)  # the gain is 30 %, three errors of 11 % are more
+    assert verdict.clear is clear
+    assert verdict.text.startswith("No clear gain") is not clear
+
+
+def test_it_says_which_settings_it_holds_for() -> None:
+    assert "; for amp off)" in pair(holds_for="amp off").text
+
+
+def test_a_single_device_is_clear() -> None:
+    verdict = judge(["A100 #0"], [FAST], 256, micro_batches=[256])
+    assert verdict.rival is None
+    assert verdict.clear
+    assert verdict.text.startswith("A100 #0 is the only device: 1,000 samples/s")
