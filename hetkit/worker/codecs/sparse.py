@@ -127,7 +127,8 @@ class Passing(Largest):
         sample = sizes[..., :: max(1, length // _SAMPLE)]
         among = max(1, round(sample.shape[-1] * count / length))
         limits = sample.topk(among, dim=-1).values[..., -1:]
-        passed = (sizes >= limits).logical_and_(sizes > 0)  # a sum of picks is mostly zeros
+        # A sum of picks is mostly zeros, and so is its sample.
+        passed = sizes >= limits.clamp(min=torch.finfo(sizes.dtype).smallest_normal)
         rows = [_first(row, count) for row in passed.view(-1, length)]
         return torch.stack(rows).view(*values.shape[:-1], count)
 
