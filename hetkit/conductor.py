@@ -75,6 +75,8 @@ class Conductor:
         self._start_by: float | None = None
         self._recoveries = 0
         self._finished: set[int] = set()
+        self._caps: dict[str, int] = {}
+        self._lost_to_memory: set[int] = set()
 
     @property
     def status(self) -> Status:
@@ -93,6 +95,7 @@ class Conductor:
     def start(self) -> None:
         """Starts the next generation of workers; they go on from the last snapshot."""
         self._failures, self._reports, self._finished = Failures(), {}, set()
+        self._lost_to_memory = set()
         self.course.limit, self.course.ended = None, False
         self._start_by = time.monotonic() + START_TIMEOUT_S
         try:
@@ -127,6 +130,8 @@ class Conductor:
                 self.calls.answered(message)
             case m.Saved():
                 self.calls.saved(message)
+            case m.MemoryCap():
+                self._on_cap(message)
             case m.Notice():
                 self.book.note("notice", message.text, step=message.step, rank=message.rank)
             case m.Failed():
@@ -165,6 +170,10 @@ class Conductor:
         self.advance()
 
     def _cap(self, ready: m.Ready) -> int | None:
+        caps = (self._caps.get(self.job.devices[ready.rank].key), self._emulated_cap(ready))
+        return min((cap for cap in caps if cap is not None), default=None)
+
+    def _emulated_cap(self, ready: m.Ready) -> int | None:
         emulation = self.job.devices[ready.rank].emulation
         if emulation is None or emulation.memory_bytes is None or ready.sample_bytes is None:
             return None
@@ -260,6 +269,22 @@ class Conductor:
             self.course.end()
             self.advance()
 
+    def _on_cap(self, message: m.MemoryCap) -> None:
+        device = self.job.devices[message.rank]
+        self._caps[device.key] = message.micro_batch
+        self.course.cap(message.rank, message.micro_batch)
+        who = f"rank {message.rank} ({device.label})"
+        text = f"{who} holds at most {message.micro_batch} samples a micro-batch, by its peaks"
+        if message.tried is not None:
+            text = (
+                f"{who} ran out of memory at micro-batch {message.tried}: from now on at most "
+                f"{message.micro_batch}"
+            )
+        self.book.note("notice", text, step=message.step, rank=message.rank)
+        if message.lost:
+            self._lost_to_memory.add(message.rank)
+        self.advance()
+
     # ── failures ──
 
     def on_exit(self, exited: Exited) -> None:
@@ -294,6 +319,11 @@ class Conductor:
         if not self._needs_workers():
             return
         cause = self._failures.cause()
+        if cause is not None and cause.rank in self._lost_to_memory:
+            # Not counted as a recovery: each one halves a micro-batch, so they come to an end.
+            error = revive(cause, self.job.devices[cause.rank].label)
+            self._begin_again(error, f"rank {cause.rank} gave up: {cause.text}")
+            return
         if cause is not None:
             self.fail(revive(cause, self.job.devices[cause.rank].label))
             return
@@ -313,10 +343,6 @@ class Conductor:
     def _recover(self, died: WorkerDied, dead: Iterable[int]) -> None:
         self._recoveries += 1
         text = self._failures.describe([device.label for device in self.job.devices])
-        self.book.note("failure", text, step=self.course.done, epoch=self.course.epoch)
-        self.calls.fail_all(died)
-        self.crew.kill()
-        self.set_state("recovering")
         # An emulated death is a single event: its replacement is not told to die again.
         devices = tuple(
             replace(device, emulation=replace(device.emulation, dies_at_step=None))
@@ -325,6 +351,13 @@ class Conductor:
             for rank, device in enumerate(self.job.devices)
         )
         self.job = replace(self.job, devices=devices)
+        self._begin_again(died, text)
+
+    def _begin_again(self, error: Exception, text: str) -> None:
+        self.book.note("failure", text, step=self.course.done, epoch=self.course.epoch)
+        self.calls.fail_all(error)
+        self.crew.kill()
+        self.set_state("recovering")
         self.start()
 
     def fail(self, error: Exception) -> None:
