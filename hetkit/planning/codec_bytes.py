@@ -22,7 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetkit.compression import (
+    COMPRESSIONS,
     Bf16,
+    Compression,
+    Custom,
     Fp16,
     Int4,
     Int8,
@@ -32,6 +35,7 @@ from hetkit.compression import (
     TopK,
     parse_compression,
 )
+from hetkit.errors import SettingsError
 from hetkit.planning.exchange_time import ring_bytes
 
 Shape = tuple[int, ...]
@@ -124,18 +128,21 @@ def is_compressed(spec: Selective, shape: Shape, element_bytes: int) -> bool:
 
 
 def wire_bytes(
-    compression: str, shapes: Sequence[Shape], element_bytes: int, world_size: int
+    compression: str | Compression,
+    shapes: Sequence[Shape],
+    element_bytes: int,
+    world_size: int,
 ) -> float:
     """Returns the bytes that one rank sends for one bucket.
 
     Args:
-        compression: A built-in codec's text, such as ``"topk(ratio=0.05)"``.
+        compression: A built-in codec, or its text, such as ``"topk(ratio=0.05)"``.
         shapes: Shapes of the parameters in the bucket; a complex one's last dimension twice.
         element_bytes: Size of one (real) element.
         world_size: Ranks, at least 1.
 
     Raises:
-        SettingsError: The text names no codec.
+        SettingsError: The text names no codec, or one of a task's own: only that knows.
 
     Example:
         >>> wire_bytes("fp16", [(10, 100)], element_bytes=4, world_size=2)
@@ -144,6 +151,11 @@ def wire_bytes(
         0.2509765625
     """
     spec = parse_compression(compression)
+    if isinstance(spec, Custom):
+        raise SettingsError(
+            f"what {str(spec)!r} sends is known to that codec alone: ask its wire_bytes, or name "
+            f"one of {', '.join(COMPRESSIONS)}."
+        )
     sizes = list(map(math.prod, shapes))
     elements = sum(sizes)
     if not isinstance(spec, Selective):

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hetkit as hk
 from hetkit.compression import COMPRESSIONS, Int8, PowerSGD
 from hetkit.planning.codec_bytes import is_compressed, picks, segments, wire_bytes
 
@@ -63,3 +64,8 @@ def test_small_and_flat_parameters_travel_as_they_are_unless_asked():
     assert not is_compressed(Int8(small_bytes=0), (0, 3), 4)
     assert not is_compressed(PowerSGD(small_bytes=0), (7,), 4)
     assert not is_compressed(PowerSGD(64), (100, 100), 4), "no factors of half the size"
+
+
+def test_what_a_tasks_own_codec_sends_only_that_codec_knows():
+    with pytest.raises(hk.SettingsError, match="known to that codec alone"):
+        wire_bytes("task:mine", [(10, 10)], 4, 2)

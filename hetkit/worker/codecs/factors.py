@@ -111,7 +111,7 @@ class Factors(Codec):
 
     def wire_bytes(self, pieces: Sequence[Piece], element_bytes: int, world_size: int) -> float:
         """2(n−1)/n of the factors and of what is not compressed."""
-        return wire_bytes(str(self._spec), [p.shape for p in pieces], element_bytes, world_size)
+        return wire_bytes(self._spec, [p.shape for p in pieces], element_bytes, world_size)
 
     def _matrix(self, bucket: Bucket, piece: Piece, wide: torch.dtype) -> torch.Tensor:
         values = bucket.view(piece).to(wide)  # the bucket's own elements where that is its type

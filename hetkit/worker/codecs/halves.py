@@ -118,7 +118,7 @@ class TwoHalves(Codec):
 
     def wire_bytes(self, pieces: Sequence[Piece], element_bytes: int, world_size: int) -> float:
         """2(n−1) rows, see `hetkit.planning.codec_bytes`."""
-        return wire_bytes(str(self._spec), [p.shape for p in pieces], element_bytes, world_size)
+        return wire_bytes(self._spec, [p.shape for p in pieces], element_bytes, world_size)
 
     @abstractmethod
     def _code_types(

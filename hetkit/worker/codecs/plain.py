@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from hetkit.compression import Uncompressed
 from hetkit.planning.codec_bytes import wire_bytes
 from hetkit.worker.codecs.bucket import Bucket, Piece
 from hetkit.worker.codecs.codec import Codec, Wire
@@ -24,4 +25,4 @@ class Plain(Codec):
 
     def wire_bytes(self, pieces: Sequence[Piece], element_bytes: int, world_size: int) -> float:
         """2(n−1)/n of the bucket: a ring all-reduce."""
-        return wire_bytes(self.name, [p.shape for p in pieces], element_bytes, world_size)
+        return wire_bytes(Uncompressed(), [p.shape for p in pieces], element_bytes, world_size)
