@@ -28,7 +28,7 @@ LIMIT_S = 300.0
 CODECS = ("fp16", "bf16", "int8", "int4", "powersgd", "topk", "threshold", "topk(ratio=0.01)")
 DIGITS_BOUNDS = {"fp16": -0.3, "bf16": -0.3, "int8": -0.3, "int4": -0.3, "powersgd": -0.3}
 CHARACTERS_BOUNDS = {"fp16": 0.002, "bf16": 0.002, "int8": 0.002, "int4": 0.05}
-LONGEST, WIDTH, LINES = 64, 64, 4096
+LONGEST, WIDTH, LINES = 64, 64, 2048
 
 
 # ── digits ──
@@ -140,7 +140,7 @@ def main() -> None:
         compare(digits_task(), "accuracy", 20, 64, 100.0, DIGITS_BOUNDS)
     if "characters" in asked:
         print("character transformer, AdamW: loss per character")
-        compare(characters_task(), "loss", 6, 64, 1.0, CHARACTERS_BOUNDS)
+        compare(characters_task(), "loss", 5, 32, 1.0, CHARACTERS_BOUNDS)
 
 
 if __name__ == "__main__":
