@@ -129,29 +129,27 @@ class Buffers:
     def __init__(self, model: torch.nn.Module) -> None:
         self._buffers = list(model.buffers())
         self._kept: list[torch.Tensor] = []
-        self._versions: list[int] = []
+        self._sifted = False
 
+    @torch.no_grad()
     def keep(self) -> None:
         """Remembers them."""
-        if self._versions:
-            moved = [
-                buffer
-                for buffer, version in zip(self._buffers, self._versions, strict=True)
-                if buffer._version != version
-            ]
-            if len(moved) < len(self._buffers):
-                self._buffers, self._kept = moved, []
-            self._versions = []
-        elif not self._kept:
-            self._versions = [buffer._version for buffer in self._buffers]
-        with torch.no_grad():
-            if not self._kept:
-                self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
-            if self._kept:
-                torch._foreach_copy_(self._kept, self._buffers)
+        if self._kept and not self._sifted:
+            self._sift()
+        if not self._kept:
+            self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
+        if self._kept:
+            torch._foreach_copy_(self._kept, self._buffers)
 
+    def _sift(self) -> None:
+        # By value: batch normalisation moves its statistics without a new version of the tensor.
+        pairs = zip(self._buffers, self._kept, strict=True)
+        self._buffers = [buffer for buffer, kept in pairs if not torch.equal(buffer, kept)]
+        self._kept = []
+        self._sifted = True
+
+    @torch.no_grad()
     def restore(self) -> None:
         """Puts them back."""
-        with torch.no_grad():
-            if self._kept:
-                torch._foreach_copy_(self._buffers, self._kept)
+        if self._kept:
+            torch._foreach_copy_(self._buffers, self._kept)

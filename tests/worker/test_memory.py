@@ -80,3 +80,54 @@ def test_groups_and_an_average_of_the_weights_count_too():
         ema=0.9,
     )
     assert training_bytes(task, model) == 4 * 4 * (10_000 + 101)
+
+
+def test_two_measured_peaks_tell_what_fits_into_a_card(monkeypatch):
+    peaks = {8: 1080.0, 32: 1320.0}
+    now = [8]
+    fake = {
+        "memory_allocated": lambda device: 900,
+        "max_memory_allocated": lambda device: peaks[now[0]],
+        "reset_peak_memory_stats": lambda device: None,
+        "mem_get_info": lambda device: (500, 4000),
+        "memory_reserved": lambda device: 1500,
+    }
+    for name, value in fake.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", value)
+    meter = MemoryMeter(torch.device("cuda"), None)
+    for size in (8, 8, 32):
+        now[0] = size
+        meter.read(size)
+    assert meter.largest_fit() is None
+    meter.read(32, whole=False)
+    assert meter.largest_fit() is None
+    reading = meter.read(32)
+    assert reading.used_bytes == 900
+    assert reading.peak_bytes == 1320
+    # 92 % of what is free or ours, less p = 1000, by q = 10.
+    assert meter.largest_fit() == (2000 * 0.92 - 1000) // 10
+
+
+def test_on_the_cpu_peaks_promise_nothing():
+    meter = MemoryMeter(CPU, None)
+    for size in (1, 1, 2, 2):
+        meter.read(size)
+    assert meter.largest_fit() is None
+
+
+def test_a_pass_that_the_emulated_device_does_not_hold_is_refused():
+    emulation = Emulation(memory_bytes=1000)
+    device = Device(name="T4", kind="cpu", index=0, key="e:0", emulation=emulation)
+    meter = MemoryMeter(CPU, EmulatedMemory(device, 100.0, 10.0))
+    meter.take(90)
+    with pytest.raises(EmulatedOutOfMemoryError) as caught:
+        meter.take(91)
+    text = meter.nothing_fits(caught.value)
+    assert "single sample" in text
+    assert "0.00 GB in all" in text
+
+
+def test_what_to_say_where_nothing_fits_names_the_first_line_only():
+    text = MemoryMeter(CPU, None).nothing_fits(torch.OutOfMemoryError("first\nsecond"))
+    assert "memory: first." in text
+    assert "second" not in text

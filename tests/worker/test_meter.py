@@ -1,4 +1,7 @@
+from contextlib import suppress
+
 import pytest
+import torch
 
 from hetkit.launch.messages import StepRow
 from hetkit.worker import meter as module
@@ -90,3 +93,80 @@ def test_an_error_inside_a_part_passes_through(time):
     meter.begin_step()
     with pytest.raises(KeyError), meter.data():
         raise KeyError("sample")
+
+
+class FakeDevice:
+    """A stream that works behind the host's back: an event is where the stream then ends."""
+
+    def __init__(self, time: FakeTime) -> None:
+        self.time = time
+        self.busy_until = 0.0
+
+    def launch(self, seconds: float) -> None:
+        self.busy_until = max(self.busy_until, self.time.now) + seconds
+
+    def event(self) -> "FakeEvent":
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+
+    def record(self) -> None:
+        self.at = max(self.device.busy_until, self.device.time.now)
+
+    def synchronize(self) -> None:
+        self.device.time.now = max(self.device.time.now, self.at)
+
+    def elapsed_time(self, later: "FakeEvent") -> float:
+        return 1e3 * (later.at - self.at)
+
+
+def test_on_a_gpu_its_own_clock_counts(time):
+    device = FakeDevice(time)
+    meter = Meter(lambda rows: None, device.event)
+    meter.begin_step()
+    with meter.data():
+        time.now += 0.5  # the device has nothing to do
+    with meter.computing():
+        time.now += 0.1  # the host launches, and goes on
+        device.launch(2.0)
+    with meter.data():
+        time.now += 1.0  # beside the device's work
+    with meter.computing():
+        device.launch(3.0)
+        meter.handed_over(0.5)
+        device.launch(1.0)
+        meter.handed_over(1.0)
+        meter.cut_at(time.now)  # where the host was
+        device.launch(0.7)  # what runs after the hand-over is no computing
+    stamps = meter.end_step()
+    assert stamps.compute_s == pytest.approx(0.1 + 2.0 + 4.0)
+    assert stamps.cut - stamps.start == pytest.approx(0.5 + 0.1 + 2.0 + 4.0)
+    assert stamps.data_s == pytest.approx(1.5)
+
+
+def test_a_pass_that_fails_has_taken_its_time(time):
+    device = FakeDevice(time)
+    meter = Meter(lambda rows: None, device.event)
+    meter.begin_step()
+    with suppress(MemoryError), meter.computing():
+        device.launch(2.0)
+        raise MemoryError
+    with meter.computing():
+        device.launch(1.0)
+    assert meter.end_step().compute_s == pytest.approx(3.0)
+
+
+def test_a_step_without_a_pass_has_the_hosts_cut(time):
+    meter = Meter(lambda rows: None, FakeDevice(time).event)
+    meter.begin_step()
+    time.now += 1.0
+    stamps = meter.end_step()
+    assert stamps.compute_s is None
+    assert stamps.cut == stamps.end
+
+
+def test_where_the_host_computes_its_clock_counts():
+    assert module.device_event(torch.device("cpu")) is None
