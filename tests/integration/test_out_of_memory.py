@@ -88,9 +88,16 @@ def cap_notes(session: hk.Session) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"micro_batch": 5}, {"bucket_bytes": 1024}, {"sync_every": 2}]
+    ("loss", "more"),
+    [
+        (in_forward, {}),
+        (in_forward, {"sync_every": 2}),
+        (in_backward, {}),
+        (in_backward, {"micro_batch": 5}),
+        (in_backward, {"bucket_bytes": 1024}),
+        (on_the_host, {}),
+    ],
 )
-@pytest.mark.parametrize("loss", [in_forward, in_backward, on_the_host])
 def test_the_result_is_that_of_a_run_that_never_ran_out(
     make_session: Any, make_task: Any, weights: Any, loss: Any, more: dict[str, Any]
 ) -> None:
@@ -184,3 +191,21 @@ def test_layers_that_look_across_the_ranks_begin_again_with_smaller_pieces(
     assert session.state == "ready"
     assert torch.allclose(weights(session), expected, atol=1e-6)
     assert any("training goes on from step" in e.text for e in session.history.events)
+
+
+def test_a_loop_of_ones_own_is_told_what_to_do(
+    make_session: Any, numbers: Any, reach: Callable[..., None]
+) -> None:
+    def train(worker: Any) -> None:
+        model = worker.wrap(Tall())
+        worker.optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
+        for _ in worker.epochs(1):
+            for batch in worker.batches(numbers):
+                with worker.step():
+                    worker.backward(in_forward(model, batch), count=len(batch[0]))
+
+    session = make_session(train)
+    session.run()
+    reach(session, "failed")
+    assert isinstance(session.error, torch.OutOfMemoryError)
+    assert any("worker.micro_batches" in note for note in session.error.__notes__)

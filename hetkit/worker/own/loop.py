@@ -26,6 +26,7 @@ from hetkit.plan import Plan
 from hetkit.planning.batch_split import even_split
 from hetkit.worker.data import open_samples
 from hetkit.worker.group import share_tensors
+from hetkit.worker.out_of_memory import is_out_of_memory
 from hetkit.worker.own.batches import Batches, cut
 from hetkit.worker.own.evaluation import Totals, measure_share
 from hetkit.worker.own.gradients import SAMPLES
@@ -267,8 +268,11 @@ class Worker:
         self._step.begin(self._seed)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._step.abandon()
+            if is_out_of_memory(error):
+                pieces = "take the batch by worker.micro_batches(batch)"
+                error.add_note(f"In a loop of your own, {pieces} and give a smaller micro_batch.")
             raise
         self._step.finish()
         self._state.step += 1
