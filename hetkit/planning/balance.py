@@ -57,6 +57,11 @@ class Balance:
         return None if self._state.windows >= 2 else self._counts_from + WINDOW_STEPS
 
     @property
+    def undecided(self) -> bool:
+        """Whether no decision was made yet, so that the split is whatever it began with."""
+        return not self._state.windows
+
+    @property
     def full(self) -> bool:
         """Whether a window is complete."""
         return len(self._rows) >= WINDOW_STEPS

@@ -187,7 +187,7 @@ class Scales:
     def _mark_measuring(self, before: Plan | None, plan: Plan) -> None:
         """Says in the ledger that the epoch is not yet the balanced split's."""
         begins = plan.first_step == plan.epoch_first_step or before is None
-        if begins and self.balances and self._balance.warm_until is not None:
+        if begins and self.balances and self._balance.undecided:
             text = (
                 "measuring: the devices are timed on the first steps, so samples/s is not yet that "
                 "of the balanced split"

@@ -3,9 +3,11 @@
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hetkit.errors import PlanError
 from hetkit.planning.balancer import BalancerState, Decision, Window, decide, observe
@@ -296,3 +298,77 @@ def test_windows_that_do_not_fit_are_refused() -> None:
     state = train(SIX, 256).run(7).state
     with pytest.raises(PlanError, match=r"6 ranks and was given 1.*keep"):
         decide(state, Window(batches=(8,), micro_batches=(8,), observations=((seen,) * 5,)))
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    n=st.integers(2, 8),
+    launch_s=st.floats(0.0, 0.05),
+    share=st.integers(8, 128),
+    seed=st.integers(0, 10**6),
+)
+def test_two_percent_of_jitter_never_triggers(
+    n: int, launch_s: float, share: int, seed: int
+) -> None:
+    models = [StepTime(launch_s=launch_s, sample_s=1e-3)] * n
+    assert not train(models, share * n, noise=0.02, seed=seed).run(250).replans
+
+
+unlike = st.lists(st.tuples(st.floats(0.0, 0.02), st.floats(5e-4, 5e-3)), min_size=2, max_size=6)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(rows=unlike, seed=st.integers(0, 10**6))
+def test_after_the_warm_up_no_replan_makes_the_step_longer(
+    rows: list[tuple[float, float]], seed: int
+) -> None:
+    models = [StepTime(launch_s=a, sample_s=c) for a, c in rows]
+    training = train(models, 64 * len(models), noise=0.02, seed=seed).run(20)
+    before = quality(models, training)
+    training.replans = []
+    training.run(200)
+    assert len(training.replans) <= 2
+    assert quality(models, training) >= before - 0.01
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    rows=unlike,
+    at=st.integers(60, 200),
+    factor=st.floats(1.3, 4.0),
+    seed=st.integers(0, 10**6),
+)
+def test_a_card_that_heats_up_is_followed_within_two_windows_of_it(
+    rows: list[tuple[float, float]], at: int, factor: float, seed: int
+) -> None:
+    models = [StepTime(launch_s=a, sample_s=c) for a, c in rows]
+    training = train(models, 64 * len(models), noise=0.02, seed=seed)
+    healthy = training.compute_s
+    training.compute_s = lambda rank, batch, step: (
+        healthy(rank, batch, step) * (factor if rank == 0 and step >= at else 1.0)
+    )
+    training.run(at - 1)
+    hot = [StepTime(launch_s=factor * rows[0][0], sample_s=factor * rows[0][1]), *models[1:]]
+    worth = 1 - quality(hot, training)
+    training.replans = []
+    # A window may have begun before, and a re-plan of shortly before be cooling down.
+    training.run(at + 5 * WINDOW_STEPS)
+    if worth > 0.08:  # three standard errors of a window under 2 % of noise, and some
+        assert training.replans
+        assert 1 - quality(hot, training) <= worth / 2
+        assert quality(hot, training.run(at + 100)) >= 0.93
+
+
+def test_the_second_window_corrects_the_first_by_less_than_the_dead_band() -> None:
+    state = BalancerState(windows=1, replans=1)
+    _, decision = steady(state, (1.0, 1.03))  # 10 + 10 samples cannot follow 3 %
+    assert decision.outcome == "balanced"
+    observations = tuple(
+        (Observation(batch=100, micro_steps=1, compute_s=time),) * WINDOW_STEPS
+        for time in (1.0, 1.03)
+    )
+    window = Window(batches=(100, 100), micro_batches=(200, 200), observations=observations)
+    _, decision = decide(state, window)
+    assert (decision.outcome, decision.batches) == ("replan", (101, 99))
+    _, decision = decide(replace(state, windows=9), window)
+    assert decision.outcome == "balanced"
