@@ -106,7 +106,7 @@ def window(records: Sequence[StepRecord], plan: Plan | None) -> Sequence[StepRec
 def head(session: SessionLike, now: Sequence[StepRecord]) -> dict[str, Any]:
     """Returns what the strip shows as the present; ``now`` is the window's records."""
     seconds = math.fsum(r.step_s for r in now)
-    devices = [device_figures(session, rank, now) for rank in range(len(session.devices))]
+    devices = [device_figures(session, place, now) for place in range(len(session.devices))]
     shown = {
         "state": session.state,
         "progress": _progress(session.progress),
@@ -143,19 +143,20 @@ def fleet(session: SessionLike) -> list[dict[str, Any]]:
     ]
 
 
-def device_figures(session: SessionLike, rank: int, now: Sequence[StepRecord]) -> dict[str, Any]:
+def device_figures(session: SessionLike, place: int, now: Sequence[StepRecord]) -> dict[str, Any]:
     """Returns one device's present figures; what was not measured is None."""
-    rows = [row for record in now for row in record.ranks if row.rank == rank]
-    plan = session.plan
-    planned = plan if plan is not None and rank < plan.world_size else None
+    rows = [row for record in now for row in record.ranks if row.rank == place]
+    plan, ranks = session.plan, session.ranks
+    seat = ranks.index(place) if place in ranks else len(ranks)
+    planned = plan if plan is not None and seat < plan.world_size else None
     seconds = math.fsum(row.step_s for row in rows)
     compute = math.fsum(row.compute_s for row in rows)
     samples = sum(row.batch for row in rows)
     return {
         "samples_per_s": samples / seconds if seconds else None,
         "pace": samples / compute if compute else None,
-        "batch": planned.batches[rank] if planned else None,
-        "amp": planned.amp[rank] if planned else None,
+        "batch": planned.batches[seat] if planned else None,
+        "amp": planned.amp[seat] if planned else None,
         "memory_bytes": rows[-1].memory_bytes if rows else None,
         "memory_peak_bytes": rows[-1].memory_peak_bytes if rows else None,
         "step_s": seconds / len(rows) if rows else None,

@@ -73,7 +73,11 @@ class SessionLike(Protocol):
 
     @property
     def devices(self) -> Sequence[Device]:
-        """The device of each rank."""
+        """All devices, by the places that the history names them by."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The places of the devices that train, in rank order."""
 
     @property
     def history(self) -> History:

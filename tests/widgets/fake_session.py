@@ -61,6 +61,7 @@ class FakeOutput:
 class FakeSession:
     def __init__(self, devices: int = 2, *, sample_s: float = 0.0004, seed: int = 0) -> None:
         self.devices = fake_devices(devices)
+        self.ranks = tuple(range(devices))
         labels = [device.label for device in self.devices]
         self.history = History(labels=labels, emulated=[True] * devices)
         self.ledger = Ledger(labels=labels)
