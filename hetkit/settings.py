@@ -259,8 +259,8 @@ def _is_number(value: object) -> bool:
 
 def _islands(given: object) -> str | tuple[tuple[int, ...], ...]:
     """Returns islands as tuples of ranks, or the word for them."""
-    if given in ("auto", "off"):
-        return str(given)
+    if isinstance(given, str) and given in ("auto", "off"):
+        return given
     islands = [_plain(island) for island in given] if isinstance(given, tuple) else []
     good = all(
         isinstance(island, tuple)

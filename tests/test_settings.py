@@ -113,6 +113,13 @@ def test_numbers_of_numpy_are_taken_as_pythons() -> None:
         ({"batches": [0.5, "1"]}, "batches has '1', which is not a number"),
         ({"batches": {48, 16}}, "a word or a list"),
         ({"compression": "zip"}, "compression must be one of none, fp16, bf16"),
+        ({"compression_warmup": -1}, "compression_warmup must be an int of at least 0, not -1"),
+        ({"guard_every": 1.5}, "guard_every must be an int of at least 0, not 1.5"),
+        ({"hierarchy": "hosts"}, 'hierarchy must be "auto", "off" or a list of islands'),
+        ({"hierarchy": []}, "hierarchy must be .* a list of islands"),
+        ({"hierarchy": [0, 1]}, "hierarchy must be .* each a list of ranks"),
+        ({"hierarchy": [[0], []]}, "hierarchy must be .* each a list of ranks"),
+        ({"hierarchy": [[0, True]]}, "hierarchy must be .* each a list of ranks"),
         ({"tf32": 1}, "tf32 must be True or False, not 1"),
         ({"global_batch": 0}, "global_batch must be an int of at least 1, not 0"),
         ({"global_batch": 2**63}, "global_batch must be an int"),
@@ -142,6 +149,15 @@ def test_the_ranks_are_checked_when_they_are_known() -> None:
         Settings(amp=["bf16"]).check_ranks(2)
     with pytest.raises(hk.SettingsError, match=r"global_batch 2 is smaller than .* devices, 4"):
         Settings(global_batch=2).check_ranks(4)
+
+
+def test_each_rank_is_in_one_island() -> None:
+    settings = Settings(hierarchy=[np.array([2, 0]), [1]])
+    assert settings.hierarchy == ((2, 0), (1,))
+    settings.check_ranks(3)
+    for wrong in ([[0, 1], [1, 2]], [[0], [2]], [[0, 1, 2, 3]]):
+        with pytest.raises(hk.SettingsError, match="each of the ranks 0 to 2 in one island"):
+            Settings(hierarchy=wrong).check_ranks(3)
 
 
 @given(st.floats(min_value=1e-6, max_value=1e6))

@@ -123,7 +123,8 @@ def follow_devices(
 ) -> Settings:
     """Returns the settings for other devices: one value per rank stays with its device.
 
-    Samples per rank become ratios, since they no longer sum to the global batch.
+    Samples per rank become ratios, since they no longer sum to the global batch. Islands lose the
+    devices that go.
 
     Args:
         settings: For the devices at the places ``before``.
@@ -156,4 +157,15 @@ def follow_devices(
         else:
             of_same_batch = name == "amp" or otherwise.global_batch == settings.global_batch
             changes[name] = getattr(otherwise, name) if of_same_batch else "even"
+    if isinstance(settings.hierarchy, tuple):
+        changes["hierarchy"] = _islands(settings.hierarchy, before, after)
     return settings.change(**changes) if changes else settings
+
+
+def _islands(
+    islands: Sequence[Sequence[int]], before: Sequence[int], after: Sequence[int]
+) -> str | list[list[int]]:
+    """Returns the islands without the devices that go; where one comes, those of the hosts."""
+    places = [[before[rank] for rank in island if before[rank] in after] for island in islands]
+    kept = [[after.index(place) for place in island] for island in places if island]
+    return kept if sum(map(len, kept)) == len(after) else "auto"

@@ -78,9 +78,15 @@ def settings_that_fit(facts: Mapping[str, Any], world_size: int) -> dict[str, An
     Example:
         >>> settings_that_fit({"settings": {"amp": ["off", "fp16"], "global_batch": 8}}, 3)
         {'global_batch': 8}
+        >>> settings_that_fit({"settings": {"hierarchy": [[0, 1], [2]]}}, 3)
+        {'hierarchy': [[0, 1], [2]]}
     """
     return {
         name: value
         for name, value in facts["settings"].items()
-        if not isinstance(value, list) or len(value) == world_size
+        if not isinstance(value, list) or _ranks(value) == world_size
     }
+
+
+def _ranks(values: list[Any]) -> int:
+    return sum(len(each) if isinstance(each, list) else 1 for each in values)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from hetkit.planning.schedule import (
     make_plan,
     resolve_amp,
     resolve_batches,
+    resolve_islands,
 )
 from hetkit.settings import Settings
 
@@ -91,6 +94,31 @@ def test_the_learning_rate_is_a_number_or_a_factor():
 def test_a_list_of_another_length_is_refused():
     with pytest.raises(SettingsError, match="batches has 3 values for 2 devices"):
         plan(Settings(global_batch=6, batches=[1, 2, 3]))
+
+
+def test_the_first_epochs_travel_uncompressed():
+    settings = hk.Settings(global_batch=64, compression="int8", compression_warmup=2)
+    places = [Position(epoch=e, step=9 * e, epoch_first_step=9 * e, samples=9) for e in range(4)]
+    plans = [make_plan(settings, [device(0)], at, version=1, reason="") for at in places]
+    assert [each.compression for each in plans] == ["none", "none", "int8", "int8"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "hierarchy", "islands"),
+    [
+        ("aabb", "auto", ((0, 1), (2, 3))),
+        ("abca", "auto", ((0, 3), (1,), (2,))),
+        ("aaaa", "auto", ()),
+        ("abcd", "auto", ()),
+        ("aabb", "off", ()),
+        ("aaaa", [[3, 1], [0, 2]], ((3, 1), (0, 2))),
+        ("aabb", [[0, 1, 2, 3]], ()),
+        ("aabb", [[0], [1], [2], [3]], ()),
+    ],
+)
+def test_islands_are_the_hosts_or_those_given_where_they_save_a_message(hosts, hierarchy, islands):
+    devices = [replace(device(place), host=host) for place, host in enumerate(hosts)]
+    assert resolve_islands(Settings(hierarchy=hierarchy), devices) == islands
 
 
 def test_changes_are_named_with_both_values():

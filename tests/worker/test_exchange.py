@@ -1,5 +1,6 @@
 """The comm hook and its engine, between two real ranks over gloo."""
 
+import functools
 import math
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 import hetkit as hk
+from hetkit.worker.codecs.bucket import Bucket
 from hetkit.worker.codecs.codec import Codec
 from hetkit.worker.codecs.plain import Plain
 from hetkit.worker.codecs.registry import make_codec
@@ -174,6 +176,88 @@ def test_a_sum_that_the_hook_starts_is_the_engines_sum(ranks):
     found, spans = first
     assert all(each == found[0] for each in found)
     assert spans[0] == spans[1] > 1
+
+
+class Names(Codec):
+    """Notes what lies where, and checks it against what the gradients are."""
+
+    name = "names"
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, ...]] = []
+        self.wrong: list[str] = []
+        self.settled: list[bool] = []
+
+    def exchange(self, bucket: Bucket, wire: Any) -> None:
+        self.seen.append(tuple(piece.name for piece in bucket.pieces))
+        for piece in bucket.pieces:
+            layer = float(piece.name.removeprefix("layers."))
+            if not torch.equal(bucket.view(piece), torch.full((WIDTH * WIDTH,), layer + 1)):
+                self.wrong.append(piece.name)
+        wire.all_reduce(bucket.flat)
+
+    def settle(self, good: bool) -> None:
+        self.settled.append(good)
+
+    def wire_bytes(self, pieces: Any, element_bytes: int, world_size: int) -> float:
+        return 0.0
+
+
+def named(worker: Any, buckets: float) -> tuple[list[tuple[str, ...]], list[str]]:
+    codec = Names()
+    exchange = Exchange(torch.distributed.new_group(), None, codec)
+    try:
+        ddp = torch.nn.parallel.DistributedDataParallel(
+            Ramp(), bucket_cap_mb=buckets * WIDTH * WIDTH * 4 / 2**20, gradient_as_bucket_view=True
+        )
+        exchange.attach(ddp)
+        for step in range(3):
+            exchange.begin_step(step)
+            backward(ddp, 1.0)
+        return codec.seen, codec.wrong
+    finally:
+        exchange.close()
+
+
+@pytest.mark.parametrize("buckets", [2, 100])
+def test_a_codec_is_told_each_parameters_place_also_when_ddp_fills_its_buckets_anew(ranks, buckets):
+    first, second = ranks.call(functools.partial(named, buckets=buckets))
+    assert first == second
+    seen, wrong = first
+    assert not wrong
+    names = [name for bucket in seen for name in bucket]
+    for step in range(3):
+        in_step = names[6 * step :][:6]
+        assert sorted(in_step) == [f"layers.{k}" for k in range(6)], "each parameter once a step"
+
+
+def guarded(worker: Any) -> list[tuple[tuple[float, float] | None, float]]:
+    exchange = Exchange(torch.distributed.new_group(), None, make_codec("bf16"))
+    try:
+        ddp = hooked(exchange)
+        exchange.guard.every = 2
+        found = []
+        for step, slope in enumerate((1.001, 1.001, math.inf, 1.001)):
+            exchange.begin_step(step)
+            backward(ddp, slope)
+            exchange.settle(exchange.all_finite())
+            found.append((exchange.reading, exchange.wire_bytes))
+        return found
+    finally:
+        exchange.close()
+
+
+def test_the_guard_has_the_gradient_travel_twice_and_tells_the_difference(ranks):
+    first, second = ranks.call(guarded)
+    assert first == second
+    raw = 6 * WIDTH * WIDTH * 4
+    assert [sent for _, sent in first] == [raw * 1.5, raw / 2, raw * 1.5, raw * 1.5]
+    readings = [reading for reading, _ in first]
+    assert readings[1] is None
+    assert readings[2] is None, "an overflow tells nothing: the next step is looked at"
+    for cosine, error in (readings[0], readings[3]):
+        assert cosine == pytest.approx(1.0, abs=1e-4)
+        assert 1e-4 < error < 2**-8
 
 
 def slow_link(worker: Any) -> list[tuple[float, float]]:
