@@ -68,3 +68,26 @@ def test_notebook_is_numbered_and_says_what_it_shows_and_how_long_it_takes(path:
     assert first.cell_type == "markdown"
     assert first.source.startswith("# ")
     assert re.search(r"minute|second", first.source)
+
+
+@pytest.fixture(scope="module")
+def unlike_devices() -> Any:
+    return execute(FOLDER / "02_unlike_devices.ipynb")
+
+
+def samples_per_rank(text: str, words: str) -> list[int]:
+    found = re.search(words + r": \(([\d, ]+)\)", text)
+    assert found is not None, text
+    return [int(number) for number in found[1].split(",")]
+
+
+def test_unlike_devices_get_unlike_batches_and_a_hot_one_gets_less(unlike_devices: Any) -> None:
+    text = printed(unlike_devices)
+    automatic = samples_per_rank(text, "samples per rank")
+    assert sum(automatic) == 192
+    assert min(automatic[:2]) > max(automatic[2:]), "an A100 gets more than a V100"
+    heated = samples_per_rank(text, "samples per rank, after the heat")
+    assert sum(heated) == 192
+    assert heated[3] < min(heated[2], heated[4], heated[5]), "V100 #3 is the hot one"
+    assert "first measurements" in text, "the decisions are shown"
+    assert "Use " in text, "the verdict is shown"
