@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from hetkit.plan import Plan
 from hetkit.planning.balancer import BalancerState, Decision, Window, decide, observe
 from hetkit.planning.pace import Pace
-from hetkit.planning.step_time import Observation, StepTime
+from hetkit.planning.step_time import ComputeTime, Observation
 
 DROPPED_STEPS = 2
 """Steps after a change of the split that no window counts: caches and allocators settle."""
 
 WINDOW_STEPS = 5
+
+WARM_WINDOWS = 2
+"""Windows after which the devices are known: the first teaches one size, the second another."""
 
 
 class Balance:
@@ -44,7 +47,8 @@ class Balance:
         """Other ranks compute from now on: each was ``kept`` from a rank before, or is new."""
         before = self._state.paces
         paces = [Pace() if rank is None else before[rank] for rank in kept if before]
-        self._state = BalancerState(paces=tuple(paces))
+        warm = bool(paces) and None not in kept
+        self._state = BalancerState(paces=tuple(paces), windows=WARM_WINDOWS if warm else 0)
         self._rows = []
 
     def forget(self) -> None:
@@ -54,7 +58,7 @@ class Balance:
     @property
     def warm_until(self) -> int | None:
         """The step that no grant should pass before a decision; None once two were made."""
-        return None if self._state.windows >= 2 else self._counts_from + WINDOW_STEPS
+        return None if self._state.windows >= WARM_WINDOWS else self._counts_from + WINDOW_STEPS
 
     @property
     def undecided(self) -> bool:
@@ -89,7 +93,7 @@ class Balance:
         self._next_window()
         return decision
 
-    def models(self) -> tuple[StepTime, ...] | None:
+    def models(self) -> tuple[ComputeTime, ...] | None:
         """Returns each rank's fitted step time; None until all of them are known."""
         models = self._state.models()
         known = tuple(model for model in models if model is not None)

@@ -10,7 +10,7 @@ from hetkit.planning.balancer import Decision
 from hetkit.planning.batch_split import imbalance_floor, split_batch, step_seconds
 from hetkit.planning.course import Course
 from hetkit.planning.exchange_time import ring_bytes
-from hetkit.planning.step_time import Observation, StepTime
+from hetkit.planning.step_time import ComputeTime, Observation
 from hetkit.records.book import Book, Overhead
 from hetkit.records.decisions import Decisions, Effect
 from hetkit.records.report import format_share
@@ -40,6 +40,7 @@ class Scales:
         self._book = book
         self._balance = Balance()
         self._effect = Effect()
+        self._kept: Sequence[int | None] | None = None
 
     @property
     def balances(self) -> bool:
@@ -51,7 +52,7 @@ class Scales:
         """The step that no grant should pass before a decision, while warming up."""
         return self._balance.warm_until if self.balances else None
 
-    def models(self) -> tuple[StepTime, ...] | None:
+    def models(self) -> tuple[ComputeTime, ...] | None:
         """Returns each rank's fitted step time; None until all of them are known."""
         return self._balance.models()
 
@@ -74,6 +75,8 @@ class Scales:
     def seat(self, kept: Sequence[int | None]) -> None:
         """Other devices compute from now on: each was ``kept`` from a rank before, or is new."""
         self._balance.seat(kept)
+        earlier = self._kept
+        self._kept = [r if r is None or earlier is None else earlier[r] for r in kept]
         self.overhead = Overhead()
         models, settings = self.models(), self._course.settings
         if models is None or not self.balances:
@@ -170,7 +173,8 @@ class Scales:
 
     def on_plan(self, before: Plan | None, plan: Plan) -> None:
         """A new plan is about to begin: forgets what it invalidates, and predicts its step."""
-        if before is not None and (before.amp, before.tf32) != (plan.amp, plan.tf32):
+        kept, self._kept = self._kept or range(plan.world_size), None
+        if before is not None and _precision(before, kept, plan) != (plan.amp, plan.tf32):
             self._balance.forget()
             self._balance.restart(plan.first_step)
         models = self.models()
@@ -200,6 +204,14 @@ class Scales:
         if models is None:
             return None
         return imbalance_floor(models, plan.batches, plan.micro_batches)
+
+
+def _precision(
+    before: Plan, kept: Sequence[int | None], plan: Plan
+) -> tuple[tuple[str, ...], bool]:
+    """Returns the precision before of the plan's ranks; of a new rank the plan's own."""
+    amp = (plan.amp[at] if rank is None else before.amp[rank] for at, rank in enumerate(kept))
+    return tuple(amp), before.tf32
 
 
 def _alike(before: Plan, plan: Plan) -> bool:

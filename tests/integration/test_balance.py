@@ -172,6 +172,8 @@ def test_what_was_measured_of_a_device_goes_with_it(make_session, until):
     session.wait(LIMIT_S)
     assert [row.new_batches for row in session.decisions.replans] == [(8, 4, 4), (11, 5)]
     assert session.ledger[0].batches == (11, 5, 0)
+    assert sum("measuring" in e.text for e in session.history.events) == 1
+    assert session.verdict().best_subset.ranks == (0, 1)
 
 
 def test_the_verdict_can_be_taken_as_it_is(make_session, trio):

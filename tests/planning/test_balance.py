@@ -90,3 +90,37 @@ def test_forgetting_starts_the_warm_up_again():
     balance.restart(first_step=40)
     assert balance.models() is None
     assert balance.warm_until == 40 + DROPPED_STEPS + WINDOW_STEPS
+
+
+def test_known_devices_need_no_second_warm_up():
+    balance = Balance()
+    balance.restart(first_step=0)
+    end = fill(balance, 0, seen(32, 0.1), seen(32, 0.2), seen(32, 0.4))
+    balance.decide(plan(32, 32, 32))
+    assert balance.error == 0.0
+    balance.seat([0, 2])
+    balance.restart(end)
+    fast, slow = balance.models()
+    assert slow.seconds(32, 32) == pytest.approx(4 * fast.seconds(32, 32))
+    assert balance.warm_until is None
+    assert not balance.undecided
+
+
+def test_a_new_device_begins_the_warm_up_again():
+    balance = Balance()
+    balance.restart(first_step=0)
+    end = fill(balance, 0, seen(32, 0.1), seen(32, 0.2))
+    balance.decide(plan(32, 32))
+    balance.seat([0, None, 1])
+    balance.restart(end)
+    assert balance.models() is None
+    assert balance.undecided
+    assert balance.warm_until == end + DROPPED_STEPS + WINDOW_STEPS
+
+
+def test_devices_that_change_before_anything_was_measured_are_unknown():
+    balance = Balance()
+    balance.seat([1])
+    balance.restart(0)
+    assert balance.models() is None
+    assert balance.undecided
