@@ -209,3 +209,18 @@ def test_a_loop_of_ones_own_is_told_what_to_do(
     reach(session, "failed")
     assert isinstance(session.error, torch.OutOfMemoryError)
     assert any("worker.micro_batches" in note for note in session.error.__notes__)
+
+
+def test_statistics_of_a_failed_pass_do_not_count(make_session: Any, make_task: Any) -> None:
+    def up_to_five(model: Any, batch: Any) -> torch.Tensor:
+        loss = mean(model, batch)  # moves the statistics
+        if len(batch[0]) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return loss
+
+    model = lambda: Tall(norm=True)  # noqa: E731
+    session = make_session(make_task(model=model, loss=up_to_five, sync_batchnorm=False))
+    session.run(epochs=1)
+    session.wait(60)
+    # Four steps of 10 samples on the busiest rank, in two passes each.
+    assert int(session.model().norm.num_batches_tracked) == 8
