@@ -32,7 +32,7 @@ from typing import Literal
 from hetkit.errors import PlanError
 from hetkit.planning.batch_split import split_batch, step_seconds
 from hetkit.planning.pace import LEAST_TIMES, Pace, SizeTimes
-from hetkit.planning.step_time import Observation, StepTime
+from hetkit.planning.step_time import ComputeTime, Observation
 
 Outcome = Literal["measuring", "balanced", "waiting", "replan"]
 """What a decision comes to: too little is known yet; no split is better by enough; one is, and has
@@ -133,7 +133,7 @@ class BalancerState:
         """Whether the next window acts at once: the first does, and the one after its re-plan."""
         return self.windows == self.replans < 2
 
-    def models(self) -> tuple[StepTime | None, ...]:
+    def models(self) -> tuple[ComputeTime | None, ...]:
         """Returns each rank's fitted step time; None for a rank that never had work."""
         return tuple(pace.model() for pace in self.paces)
 
@@ -223,7 +223,7 @@ def decide(state: BalancerState, window: Window) -> tuple[BalancerState, Decisio
     """
     state = observe(state, window)
     running = _running(state, window)
-    models: list[StepTime] = []
+    models: list[ComputeTime] = []
     for rank, (pace, now) in enumerate(zip(state.paces, running, strict=True)):
         model = pace.model(now)
         if model is None or (window.batches[rank] and (not now or len(now.times) < LEAST_TIMES)):
@@ -247,7 +247,7 @@ def _running(state: BalancerState, window: Window) -> list[SizeTimes | None]:
 
 
 def _propose(
-    models: Sequence[StepTime], error_s: float, window: Window, least_gain: float
+    models: Sequence[ComputeTime], error_s: float, window: Window, least_gain: float
 ) -> _Proposal:
     micro_batches = window.micro_batches
     now_s = step_seconds(models, window.batches, micro_batches) + window.comm_s

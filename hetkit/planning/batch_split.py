@@ -12,23 +12,22 @@ optimum serves the first B of it::
     rank 1   ┼──────┼──────┼──────│┼──────      slow: few
                                   τ             the B-th finish time of all: the step
 
-So τ is the least time within which the ranks finish B samples together, found by bisection on
-S(τ) = Σ_i max{b : t_i(b) ≤ τ}; the few samples that S(τ) has above B are taken from whoever
-finishes last. What comes out is not only optimal in its maximum, but even: no rank, the slowest or
-another, has a sample that a different rank would have finished earlier.
+So τ is the least time within which the ranks finish B samples together; the search for it is
+`hetkit.planning.finish_queue`'s. What comes out is not only optimal in its maximum, but even: no
+rank, the slowest or another, has a sample that a different rank would have finished earlier.
 
 Without bounds and rounding, τ* = (B + Σ a_i/c_i)/(Σ 1/c_i) (EVIDENCE.md §2). No integer split
 comes closer to it than one sample of the coarsest rank: max_i c_i/τ is the *imbalance floor*.
 """
 
-import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
 
 from hetkit.errors import PlanError
-from hetkit.planning.step_time import StepTime
+from hetkit.planning.finish_queue import Finish, Seat, serve
+from hetkit.planning.step_time import ComputeTime
 
 
 def even_split(total: int, n: int) -> tuple[int, ...]:
@@ -81,78 +80,64 @@ def ratio_split(ratios: Sequence[float], total: int) -> tuple[int, ...]:
     return tuple(split)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seat:
-    """One rank in the search: its step time and its bounds."""
-
-    model: StepTime
-    micro_batch: int
-    floor: int
-    cap: int
-
-    def seconds(self, batch: int) -> float:
-        return self.model.seconds(batch, self.micro_batch)
-
-    def within(self, step_s: float) -> int:
-        """Returns the most samples that are done in ``step_s``, inside the bounds.
-
-        The rounding of floats can make it one off; `_settle` mends that.
-        """
-        launch_s, sample_s = self.model.launch_s, self.model.sample_s
-        full_s = launch_s + sample_s * self.micro_batch
-        full = int(step_s / full_s)
-        batch = full * self.micro_batch
-        rest_s = step_s - full * full_s - launch_s
-        if rest_s > 0:
-            batch += int(rest_s / sample_s)
-        return self.floor if batch < self.floor else self.cap if batch > self.cap else batch
-
-
 def split_batch(
-    models: Sequence[StepTime],
+    models: Sequence[Finish],
     total: int,
     *,
     micro_batches: Sequence[int],
     floors: Sequence[int] | None = None,
     caps: Sequence[int] | None = None,
+    granularity: int = 1,
 ) -> tuple[int, ...]:
     """Returns the split of ``total`` samples with the shortest step, exactly.
 
     Args:
-        models: Step time of each rank.
+        models: Compute time of each rank, of any shape.
         total: Samples in the step.
         micro_batches: Largest micro-batch of each rank, at least 1.
         floors: Least samples of each rank. Default: 0, so a rank too slow to help gets none.
         caps: Most samples of each rank. Default: no bound, ranks accumulate gradients.
+        granularity: Batches are multiples of so many samples (8 suits tensor cores). Where
+            ``total`` is none, one rank takes what is left over on top of its multiple: the one
+            with which the step is shortest. Default 1.
 
     Raises:
         PlanError: The lists differ in length, or no split satisfies the bounds; the message says
             what would.
 
     Example:
+        >>> from hetkit.planning.step_time import StepTime
         >>> fast, slow = StepTime(launch_s=0.0, sample_s=1.0), StepTime(launch_s=0.0, sample_s=2.0)
         >>> split_batch([fast, slow], 90, micro_batches=[90, 90])
         (60, 30)
         >>> split_batch([fast, slow], 90, micro_batches=[90, 90], caps=[50, 90])
         (50, 40)
+        >>> split_batch([fast, slow], 90, micro_batches=[90, 90], granularity=8)
+        (64, 26)
     """
-    seats = _seat(models, total, micro_batches, floors, caps)
-    split = _finished_together(seats, total)
-    _trim(seats, split, sum(split) - total)
-    _settle(seats, split)
-    return tuple(split)
-
-
-def _seat(
-    models: Sequence[StepTime],
-    total: int,
-    micro_batches: Sequence[int],
-    floors: Sequence[int] | None,
-    caps: Sequence[int] | None,
-) -> list[_Seat]:
     n = len(models)
     floors = [0] * n if floors is None else floors
     caps = [max(total, floor) for floor in floors] if caps is None else caps
+    _check(n, total, micro_batches, floors, caps, granularity)
+    rows = zip(models, micro_batches, floors, caps, strict=True)
+    seats = [Seat(*row, unit=granularity) for row in rows]
+    units, rest = divmod(total, granularity)
+    if rest:
+        return _with_rest(seats, units, rest)
+    refused = _refused(seats, units)
+    if refused:
+        raise PlanError(refused)
+    return serve(seats, units)
+
+
+def _check(
+    n: int,
+    total: int,
+    micro_batches: Sequence[int],
+    floors: Sequence[int],
+    caps: Sequence[int],
+    granularity: int,
+) -> None:
     if n == 0 or not n == len(micro_batches) == len(floors) == len(caps):
         raise PlanError(
             f"give one value per rank, for at least one: {n} models, {len(micro_batches)} "
@@ -162,6 +147,8 @@ def _seat(
         raise PlanError(
             f"micro_batches must be ≥ 1 and floors ≥ 0: {tuple(micro_batches)}, {tuple(floors)}."
         )
+    if granularity < 1:
+        raise PlanError(f"granularity must be at least 1 sample, not {granularity}.")
     for rank, (floor, cap) in enumerate(zip(floors, caps, strict=True)):
         if floor > cap:
             raise PlanError(
@@ -169,77 +156,75 @@ def _seat(
                 "lower its floor, raise its cap, or leave the device out."
             )
     if not sum(floors) <= total <= sum(caps):
+        nearest = sum(floors) if total < sum(floors) else sum(caps)
         raise PlanError(
             f"{total} samples do not fit the bounds: all ranks together take {sum(floors)} to "
-            f"{sum(caps)}. Choose a global batch in that range, or raise the caps with smaller "
-            "micro-batches or more devices."
+            f"{sum(caps)}. Choose a global batch in that range, the nearest is {nearest}, or raise "
+            "the caps with smaller micro-batches or more devices."
         )
-    return [_Seat(*row) for row in zip(models, micro_batches, floors, caps, strict=True)]
 
 
-def _finished_together(seats: Sequence[_Seat], total: int) -> list[int]:
-    """Returns what the ranks finish within a step time τ: ``total`` samples or few more.
+def _refused(seats: Sequence[Seat], units: int) -> str | None:
+    """Returns why whole units cannot satisfy the bounds, and what would; None where they can."""
+    unit = seats[0].unit
+    for rank, seat in enumerate(seats):
+        if seat.least > seat.most:
+            return (
+                f"rank {rank} has no batch between {seat.floor} and {seat.cap} samples in units of "
+                f"{unit}: use granularity=1, lower its floor, or raise its cap to "
+                f"{seat.least * unit + seat.rest}."
+            )
+    least, most = sum(seat.least for seat in seats), sum(seat.most for seat in seats)
+    if least <= units <= most:
+        return None
+    rest = sum(seat.rest for seat in seats)
+    return (
+        f"{units * unit + rest} samples do not fit the bounds in units of {unit}: all ranks "
+        f"together take {least * unit} to {most * unit} in whole units. Choose a global batch in "
+        "that range, change the floors and caps to multiples of the unit, or use granularity=1."
+    )
 
-    S(τ) is nearly a line, so every other probe is by false position, which alone would creep when
-    S has a bend; the probes between halve the bracket.
+
+def _with_rest(seats: Sequence[Seat], units: int, rest: int) -> tuple[int, ...]:
+    """Returns the best split in which one rank takes ``rest`` samples beside its whole units.
+
+    Every rank may be the one. None of them makes a shorter step than whole units alone do with
+    the floors eased by the rest, so the search ends with the first that is no longer than that;
+    whoever would finish the rest first is tried first.
     """
-    low_s, low_count = 0.0, sum(seat.floor for seat in seats)
-    high_s = max(seat.seconds(min(seat.cap, total)) for seat in seats)
-    best = [seat.cap for seat in seats]
-    high_count = sum(best)
-    for probe in range(64):
-        if high_count - total <= len(seats):
+    eased = [replace(seat, floor=max(0, seat.floor - rest)) for seat in seats]
+    if _refused(eased, units):
+        why = _refused([replace(seats[0], rest=rest), *seats[1:]], units)
+        raise PlanError(f"with the {rest} samples that are left over on one rank, {why}")
+    alone = serve(eased, units)
+    best: tuple[float, tuple[int, ...]] | None = None
+    refused = None
+    for rank in sorted(range(len(seats)), key=lambda r: seats[r].seconds(alone[r] + rest)):
+        tried = [*seats[:rank], replace(seats[rank], rest=rest), *seats[rank + 1 :]]
+        why = _refused(tried, units)
+        if why is not None:
+            refused = refused or why
+            continue
+        split = serve(tried, units)
+        best = min(best or (math.inf, split), (_finish_s(seats, split), split))
+        if best[0] <= _finish_s(seats, alone):
             break
-        share = (total - low_count) / (high_count - low_count) if probe % 2 else 0.5
-        step_s = low_s + share * (high_s - low_s)
-        split = [seat.within(step_s) for seat in seats]
-        count = sum(split)
-        if count >= total:
-            high_s, high_count, best = step_s, count, split
-        else:
-            low_s, low_count = step_s, count
-    return best
+    if best is None:
+        raise PlanError(f"with the {rest} samples that are left over on one rank, {refused}")
+    return best[1]
 
 
-def _trim(seats: Sequence[_Seat], split: list[int], surplus: int) -> None:
-    """Takes ``surplus`` samples, each from the rank that finishes last; at a tie the higher."""
-    queue = [
-        (-seat.seconds(split[rank]), -rank)
-        for rank, seat in enumerate(seats)
-        if split[rank] > seat.floor
-    ]
-    heapq.heapify(queue)
-    for _ in range(surplus):
-        _, key = queue[0]
-        rank, seat = -key, seats[-key]
-        split[rank] -= 1
-        if split[rank] > seat.floor:
-            heapq.heapreplace(queue, (-seat.seconds(split[rank]), key))
-        else:
-            heapq.heappop(queue)
-
-
-def _settle(seats: Sequence[_Seat], split: list[int]) -> None:
-    """Moves samples from the last to finish to who would finish them earlier, until none is."""
-    while True:
-        ranks = list(zip(seats, split, range(len(split)), strict=True))
-        givers = [(seat.seconds(b), rank) for seat, b, rank in ranks if b > seat.floor]
-        takers = [(seat.seconds(b + 1), rank) for seat, b, rank in ranks if b < seat.cap]
-        if not givers or not takers:
-            return
-        (last_s, giver), (first_s, taker) = max(givers), min(takers)
-        if first_s >= last_s:
-            return
-        split[giver] -= 1
-        split[taker] += 1
+def _finish_s(seats: Sequence[Seat], split: Sequence[int]) -> float:
+    return max(seat.seconds(batch) for seat, batch in zip(seats, split, strict=True))
 
 
 def step_seconds(
-    models: Sequence[StepTime], batches: Sequence[int], micro_batches: Sequence[int]
+    models: Sequence[Finish], batches: Sequence[int], micro_batches: Sequence[int]
 ) -> float:
     """Returns how long the slowest rank computes, in seconds: max_i t_i(b_i).
 
     Example:
+        >>> from hetkit.planning.step_time import StepTime
         >>> device = StepTime(launch_s=0.0, sample_s=0.5)
         >>> step_seconds([device, device], [4, 6], [8, 8])
         3.0
@@ -249,15 +234,15 @@ def step_seconds(
 
 
 def imbalance_floor(
-    models: Sequence[StepTime],
+    models: Sequence[ComputeTime],
     batches: Sequence[int],
     micro_batches: Sequence[int] | None = None,
 ) -> float:
     """Returns the spread of compute times below which no integer split is sure to come.
 
-    One sample more or less on rank *i* moves its finish by c_i, so the spread cannot be pressed
-    below max_i c_i/τ over the ranks with work (τ the step's compute time). A share of τ; 0 when
-    no rank has work.
+    One sample more or less on rank *i* moves its finish by c_i (on a curve, by its slope there), so
+    the spread cannot be pressed below max_i c_i/τ over the ranks with work (τ the step's compute
+    time). A share of τ; 0 when no rank has work.
 
     Args:
         models: Step time of each rank.
@@ -265,12 +250,14 @@ def imbalance_floor(
         micro_batches: Largest micro-batch of each rank. Default: each computes in one piece.
 
     Example:
+        >>> from hetkit.planning.step_time import StepTime
         >>> imbalance_floor([StepTime(launch_s=0.0, sample_s=0.5)] * 2, [10, 10])
         0.1
     """
     micro_batches = [max(1, batch) for batch in batches] if micro_batches is None else micro_batches
     step_s = step_seconds(models, batches, micro_batches)
-    coarse = [model.sample_s for model, batch in zip(models, batches, strict=True) if batch > 0]
+    rows = zip(models, batches, micro_batches, strict=True)
+    coarse = [model.sample_s_at(batch, micro) for model, batch, micro in rows if batch > 0]
     return max(coarse) / step_s if coarse else 0.0
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hetkit.planning.batch_split import even_split, split_batch, step_seconds
-from hetkit.planning.step_time import StepTime
+from hetkit.planning.step_time import ComputeTime
 
 _ALIKE = 1.05
 _MOST_SETS = 256
@@ -53,13 +53,14 @@ class DeviceSets:
     """The devices of a fleet, as something to choose sets from; the lists are equally long.
 
     Args:
-        models: Step time of each device.
+        models: Compute time of each device, of any shape.
         total: Samples in a step.
         micro_batches: Largest micro-batch of each device.
         caps: Most samples of each device.
         exchange_s: Seconds of exchange that hold up a step of so many ranks.
 
     Example:
+        >>> from hetkit.planning.step_time import StepTime
         >>> devices = DeviceSets(
         ...     models=(StepTime(launch_s=0.0, sample_s=1.0), StepTime(launch_s=0.0, sample_s=9.0)),
         ...     total=10,
@@ -71,7 +72,7 @@ class DeviceSets:
         (0,)
     """
 
-    models: tuple[StepTime, ...]
+    models: tuple[ComputeTime, ...]
     total: int
     micro_batches: tuple[int, ...]
     caps: tuple[int, ...]

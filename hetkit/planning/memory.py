@@ -13,6 +13,9 @@ workspaces of other kernels at other shapes, and other processes on the card.
 The fit must not promise room that is not there, so it is an upper one: least squares through the
 peaks gives the slope, and the line is then raised until no measured peak lies above it. Two peaks
 are met exactly.
+
+A micro-batch that ran out of memory nevertheless says that there is less than p + q·μ for us: the
+cap after it leaves the headroom of that, but is at least half of what failed, and at most one less.
 """
 
 import math
@@ -115,6 +118,37 @@ def fit_memory(observed: Sequence[tuple[int, float]]) -> MemoryModel:
     if fixed < 0:
         return MemoryModel(fixed_bytes=0.0, sample_bytes=max(p / s for s, p in peaks.items()))
     return MemoryModel(fixed_bytes=fixed, sample_bytes=slope)
+
+
+def shrink(known: MemoryModel | None, failed_micro_batch: int, headroom: float = 0.08) -> int:
+    """Returns the cap of the micro-batch after one ran out of memory.
+
+    Args:
+        known: What a micro-batch is known to need; None (nothing measured yet) halves.
+        failed_micro_batch: Samples of the micro-batch that did not fit.
+        headroom: Share of what did not fit that stays free, at least 0 and below 1. Default 0.08.
+
+    Returns:
+        Samples, at least half of what failed, at most one less.
+
+    Raises:
+        PlanError: A single sample did not fit, or ``headroom`` is out of its range.
+
+    Example:
+        >>> shrink(None, 64), shrink(MemoryModel(fixed_bytes=200, sample_bytes=10), 80)
+        (32, 72)
+    """
+    if failed_micro_batch < 2 or not 0 <= headroom < 1:
+        raise PlanError(
+            f"a micro-batch of {failed_micro_batch} cannot be made smaller (headroom {headroom}, "
+            "at least 0 and below 1): use a smaller model or a device with more memory, or try amp."
+        )
+    half = failed_micro_batch // 2
+    if known is None or known.sample_bytes == 0:
+        return half
+    usable_bytes = known.bytes(failed_micro_batch) * (1 - headroom)
+    fits = math.floor((usable_bytes - known.fixed_bytes) / known.sample_bytes)
+    return min(max(half, fits), failed_micro_batch - 1)
 
 
 def _readable(count: float) -> str:

@@ -2,8 +2,9 @@
 
 Per size (samples, micro-batches) the last 20 times are kept, of at most 4 sizes; the smallest and
 the largest micro-batch among them stay, because they tell the fixed cost from the cost per sample
-best. The sizes feed the fit of `hetkit.planning.step_time`, which is then put through the median
-of the size that runs now.
+best. The sizes feed the fit of `hetkit.planning.curve`: a line, or a curve where three sizes or
+more lie off every line by more than 5 % and by more than their own noise. It is then put through
+the median of the size that runs now.
 
 **Drift.** When a window's median is off by more than 5 %, and by more than its own noise, from
 what was known, the device has changed its pace (heat, another user). What was measured at that
@@ -17,13 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from hetkit.planning.step_time import (
-    Observation,
-    SizeMedian,
-    StepTime,
-    fit_medians,
-    tells_apart,
-)
+from hetkit.planning.curve import TOLERANCE, fit_model
+from hetkit.planning.step_time import ComputeTime, Observation, SizeMedian, tells_apart
 
 LEAST_TIMES = 3
 """Times of one size that are needed before its median is trusted."""
@@ -103,7 +99,7 @@ class Pace:
         sigma = 1.4826 * median(off) * len(off) / (len(off) - 0.8 * len(several))
         return sigma * math.sqrt(math.pi / (2 * count))
 
-    def model(self, now: SizeTimes | None = None) -> StepTime | None:
+    def model(self, now: SizeTimes | None = None) -> ComputeTime | None:
         """Returns the fitted step time, put through the median of ``now``.
 
         Args:
@@ -114,8 +110,12 @@ class Pace:
         """
         if not self.sizes:
             return None
-        trusted = [size.middle for size in self.sizes if len(size.times) >= LEAST_TIMES]
-        fitted = fit_medians(trusted or [size.middle for size in self.sizes])
+        trusted = [size for size in self.sizes if len(size.times) >= LEAST_TIMES] or self.sizes
+        tolerance = TOLERANCE
+        if len(trusted) > 2:
+            fewest = min(len(size.times) for size in trusted)
+            tolerance = max(tolerance, _SIGMAS * self.error(fewest))
+        fitted = fit_model([size.middle for size in trusted], tolerance)
         return fitted.through((now or self.sizes[-1]).middle)
 
     def take(self, observations: Sequence[Observation]) -> "Pace":
@@ -150,7 +150,7 @@ class Pace:
             model = self.model()
             if model is None or not tells_apart([size.middle for size in self.sizes]):
                 return False
-            expected_s = _seconds(model, fresh)
+            expected_s = model.seconds_in(fresh.batch, fresh.micro_steps)
         noise = math.sqrt(2) * _SIGMAS * self.error(len(fresh.times))
         return abs(fresh.middle.seconds / expected_s - 1) > max(_DRIFT, noise)
 
@@ -159,11 +159,8 @@ class Pace:
         if old is None:
             return ()
         new = old.through(fresh.middle)
-        return tuple(_scaled(size, _seconds(new, size) / _seconds(old, size)) for size in others)
-
-
-def _seconds(model: StepTime, size: SizeTimes) -> float:
-    return model.launch_s * size.micro_steps + model.sample_s * size.batch
+        sizes = [(size, (size.batch, size.micro_steps)) for size in others]
+        return tuple(_scaled(size, new.seconds_in(*at) / old.seconds_in(*at)) for size, at in sizes)
 
 
 def _scaled(size: SizeTimes, factor: float) -> SizeTimes:

@@ -15,6 +15,9 @@ A step of *b* samples runs in ⌈b/μ⌉ micro-batches of at most μ samples. Ea
 one (EVIDENCE.md §2). Only compute time carries a signal: the step's wall time is the same on every
 rank, because the fast ones wait.
 
+Whatever shape a device's times have, the planners ask of its model what `ComputeTime` lists; where
+no line fits, `hetkit.planning.curve` gives one with bends.
+
 **The fit.** Noise on a step is one-sided and has outliers (a garbage collection, another process),
 and it is relative: a step twice as long is twice as uncertain. So the observations of each size
 (b, k = ⌈b/μ⌉) are first reduced to their median m, and then the relative residuals
@@ -29,17 +32,18 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol
 
 from hetkit.errors import PlanError
 
 _HUBER = 1.345
 """Huber's constant for 95 % efficiency on normal residuals, in robust standard deviations."""
 
-_LEAST_SPREAD = 1.1
+LEAST_SPREAD = 1.1
 """Sizes whose samples per micro-batch lie closer than this factor cannot tell a from c: between
 them the noise on two medians is as large as what is to be told apart."""
 
-_LEAST_SLOPE = 0.05
+LEAST_SLOPE = 0.05
 """Least c, as a share of the whole time per sample at the largest size that was measured: no
 device is taken to be free per sample, however flat its few measurements look."""
 
@@ -90,6 +94,31 @@ class SizeMedian:
     count: int
 
 
+class ComputeTime(Protocol):
+    """What every model of a device's compute time answers; more samples never take less time.
+
+    Example:
+        >>> model: ComputeTime = StepTime(launch_s=0.5, sample_s=0.25)
+        >>> model.samples_within(2.6, micro_batch=4), model.sample_s_at(6, micro_batch=4)
+        (6, 0.25)
+    """
+
+    def seconds(self, batch: int, micro_batch: int) -> float:
+        """Returns the seconds for ``batch`` samples in micro-batches of at most ``micro_batch``."""
+
+    def seconds_in(self, batch: int, micro_steps: int) -> float:
+        """Returns the seconds for ``batch`` samples, at least 1, in ``micro_steps`` passes."""
+
+    def samples_within(self, step_s: float, micro_batch: int) -> int:
+        """Returns the most samples that are done in ``step_s``; rounding can make it one off."""
+
+    def sample_s_at(self, batch: int, micro_batch: int) -> float:
+        """Returns what the last of ``batch`` samples costs, in seconds, launches left out."""
+
+    def through(self, seen: SizeMedian) -> "ComputeTime":
+        """Returns this model changed so that it agrees with ``seen``."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
     """A device's compute time: t(b) = ⌈b/μ⌉·a + c·b.
@@ -121,6 +150,21 @@ class StepTime:
         """
         return -(-batch // micro_batch) * self.launch_s + self.sample_s * batch
 
+    def seconds_in(self, batch: int, micro_steps: int) -> float:
+        """Returns the seconds for ``batch`` samples in ``micro_steps`` passes."""
+        return micro_steps * self.launch_s + self.sample_s * batch
+
+    def samples_within(self, step_s: float, micro_batch: int) -> int:
+        """Returns the most samples that are done in ``step_s``; rounding can make it one off."""
+        full_s = self.launch_s + self.sample_s * micro_batch
+        full = int(step_s / full_s)
+        rest_s = step_s - full * full_s - self.launch_s
+        return full * micro_batch + (int(rest_s / self.sample_s) if rest_s > 0 else 0)
+
+    def sample_s_at(self, batch: int, micro_batch: int) -> float:
+        """Returns what the last sample costs: *c*, whatever the size."""
+        return self.sample_s
+
     def through(self, seen: SizeMedian) -> "StepTime":
         """Returns this model with its *c* changed so that it agrees with ``seen``.
 
@@ -128,7 +172,7 @@ class StepTime:
         before. Where the time is too short for that *a*, both are scaled.
         """
         launches_s = self.launch_s * seen.micro_steps
-        least_s = _LEAST_SLOPE * seen.seconds
+        least_s = LEAST_SLOPE * seen.seconds
         if seen.seconds - launches_s >= least_s:
             sample_s = (seen.seconds - launches_s) / seen.batch
             return StepTime(launch_s=self.launch_s, sample_s=sample_s)
@@ -150,7 +194,7 @@ def medians(observations: Iterable[Observation]) -> tuple[SizeMedian, ...]:
 def tells_apart(sizes: Sequence[SizeMedian]) -> bool:
     """Whether *a* and *c* can be told apart: the samples per micro-batch differ by 10 % or more."""
     per_step = [size.batch / size.micro_steps for size in sizes]
-    return max(per_step) >= _LEAST_SPREAD * min(per_step)
+    return max(per_step) >= LEAST_SPREAD * min(per_step)
 
 
 def fit_step_time(observations: Iterable[Observation]) -> StepTime:
@@ -182,7 +226,7 @@ def fit_medians(sizes: Sequence[SizeMedian]) -> StepTime:
     """
     if not sizes:
         raise PlanError("a step time needs at least one observation; run a few steps first.")
-    least_sample_s = _LEAST_SLOPE * min(size.seconds / size.batch for size in sizes)
+    least_sample_s = LEAST_SLOPE * min(size.seconds / size.batch for size in sizes)
     free = tells_apart(sizes)
     weights = [float(size.count) for size in sizes]
     model = _least_squares(sizes, weights, least_sample_s, free)
@@ -197,10 +241,7 @@ def fit_medians(sizes: Sequence[SizeMedian]) -> StepTime:
 
 def _huber(model: StepTime, sizes: Sequence[SizeMedian]) -> list[float]:
     """Weights of the next least-squares fit: 1 inside Huber's bound, bound/|r| outside."""
-    off = [
-        abs((model.launch_s * s.micro_steps + model.sample_s * s.batch) / s.seconds - 1)
-        for s in sizes
-    ]
+    off = [abs(model.seconds_in(s.batch, s.micro_steps) / s.seconds - 1) for s in sizes]
     bound = _HUBER * 1.4826 * median(off)
     return [
         size.count * (1.0 if r <= bound else bound / r) for size, r in zip(sizes, off, strict=True)

@@ -28,7 +28,7 @@ from html import escape
 from hetkit.errors import PlanError
 from hetkit.planning.batch_split import imbalance_floor
 from hetkit.planning.device_sets import Choice, DeviceSets
-from hetkit.planning.step_time import StepTime
+from hetkit.planning.step_time import ComputeTime
 
 _LEAST_GAIN = 0.05
 _SIGMAS = 3.0
@@ -51,6 +51,7 @@ class Verdict:
         holds_for: The settings that it holds for, for a person to read. Default: not said.
 
     Example:
+        >>> from hetkit.planning.step_time import StepTime
         >>> fast, slow = StepTime(launch_s=0.0, sample_s=0.001), StepTime(
         ...     launch_s=0.0, sample_s=0.003
         ... )
@@ -178,7 +179,7 @@ class Verdict:
 
 def judge(
     labels: Sequence[str],
-    models: Sequence[StepTime],
+    models: Sequence[ComputeTime],
     total: int,
     *,
     micro_batches: Sequence[int],

@@ -40,7 +40,7 @@ def test_two_exact_sizes_are_met(a: float, c: float, one: int, other: int, micro
     alike = max(one / -(-one // micro), other / -(-other // micro)) < 1.1 * min(
         one / -(-one // micro), other / -(-other // micro)
     )
-    if not alike and c * min(one, other) > 0.05 * (a + c):
+    if not alike and c > 0.05 * min(model.seconds(b, micro) / b for b in (one, other)):
         for batch in (one, other):
             assert fitted.seconds(batch, micro) == pytest.approx(model.seconds(batch, micro))
 
