@@ -10,7 +10,8 @@ the median of the size that runs now.
 what was known, the device has changed its pace (heat, another user). What was measured at that
 size is forgotten then, and the times at other sizes move to the new pace: each by the ratio of
 the model that meets the new median to the old one. So one window is enough to follow a card that
-throttles, without forgetting its fixed cost.
+throttles, without forgetting its fixed cost. A size never seen that is off is a bend of the
+device's curve, not drift, where a rising curve goes through all that is known.
 """
 
 import math
@@ -19,7 +20,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from hetkit.planning.curve import TOLERANCE, fit_model
-from hetkit.planning.step_time import ComputeTime, Observation, SizeMedian, tells_apart
+from hetkit.planning.step_time import (
+    LEAST_SPREAD,
+    ComputeTime,
+    Observation,
+    SizeMedian,
+    tells_apart,
+)
 
 LEAST_TIMES = 3
 """Times of one size that are needed before its median is trusted."""
@@ -57,6 +64,16 @@ class SizeTimes:
             seconds=median(self.times),
             count=len(self.times),
         )
+
+    @property
+    def pass_samples(self) -> float:
+        """Samples of one micro-batch."""
+        return self.batch / self.micro_steps
+
+    @property
+    def pass_s(self) -> float:
+        """Seconds of one micro-batch, by the median."""
+        return median(self.times) / self.micro_steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,9 +167,26 @@ class Pace:
             model = self.model()
             if model is None or not tells_apart([size.middle for size in self.sizes]):
                 return False
+            if self._bends(fresh):
+                return False
             expected_s = model.seconds_in(fresh.batch, fresh.micro_steps)
         noise = math.sqrt(2) * _SIGMAS * self.error(len(fresh.times))
         return abs(fresh.middle.seconds / expected_s - 1) > max(_DRIFT, noise)
+
+    def _bends(self, fresh: SizeTimes) -> bool:
+        """Whether a size never seen may be off because the device's curve bends there.
+
+        It may where a rising curve goes through all sizes, this one included. That the pace
+        changed in the very window in which the size did is less likely; if it has, the sizes that
+        come next tell.
+        """
+        x, y = fresh.pass_samples, fresh.pass_s
+        return all(
+            (size.pass_samples * LEAST_SPREAD <= x and size.pass_s < y)
+            or (size.pass_samples >= x * LEAST_SPREAD and size.pass_s > y)
+            for size in self.sizes
+            if len(size.times) >= LEAST_TIMES
+        )
 
     def _moved(self, others: Sequence[SizeTimes], fresh: SizeTimes) -> tuple[SizeTimes, ...]:
         old = self.model()
@@ -172,7 +206,7 @@ def _bounded(sizes: tuple[SizeTimes, ...]) -> tuple[SizeTimes, ...]:
     """Drops the size seen longest ago that is neither the least nor the largest micro-batch."""
     if len(sizes) <= _SIZES_KEPT:
         return sizes
-    per_step = [size.batch / size.micro_steps for size in sizes]
+    per_step = [size.pass_samples for size in sizes]
     keep = (min(per_step), max(per_step))
     between = [i for i, value in enumerate(per_step[:-1]) if value not in keep]
     drop = between[0] if between else 0

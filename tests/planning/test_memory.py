@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetkit.errors import PlanError
-from hetkit.planning.memory import MemoryModel, fit_memory, largest_micro_batch
+from hetkit.planning.memory import MemoryModel, fit_memory, largest_micro_batch, shrink
 
 PEAKS = st.lists(
     st.tuples(st.integers(1, 512), st.floats(0, 1e11)),
@@ -77,3 +77,25 @@ def test_values_out_of_range_are_refused() -> None:
         MemoryModel(fixed_bytes=-1, sample_bytes=0)
     with pytest.raises(PlanError, match="headroom"):
         largest_micro_batch(MemoryModel(fixed_bytes=0, sample_bytes=1), 100, headroom=1.0)
+
+
+@given(st.integers(2, 4096), st.integers(0, 2**33), st.integers(0, 2**24), st.floats(0, 0.9))
+def test_the_cap_after_an_out_of_memory_is_smaller_but_not_by_more_than_half(
+    failed: int, fixed: int, sample: int, headroom: float
+) -> None:
+    model = MemoryModel(fixed_bytes=fixed, sample_bytes=sample)
+    for known in (None, model):
+        assert failed // 2 <= shrink(known, failed, headroom) <= failed - 1
+
+
+def test_the_cap_after_an_out_of_memory_leaves_the_headroom_of_what_failed() -> None:
+    model = MemoryModel(fixed_bytes=200, sample_bytes=10)
+    cap = shrink(model, 80)
+    assert model.bytes(cap) <= 0.92 * model.bytes(80) < model.bytes(cap + 1)
+    assert shrink(None, 80) == 40
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_sample_that_does_not_fit_cannot_shrink(failed: int) -> None:
+    with pytest.raises(PlanError, match="cannot be made smaller"):
+        shrink(None, failed)
