@@ -102,6 +102,21 @@ def test_a_resumed_run_is_the_undisturbed_one(start, tmp_path, bucket_bytes, sub
         assert apart(parameters(resumed), expected) < ROUNDING
 
 
+def test_a_state_saved_in_the_middle_of_an_epoch_is_whole_too(start, tmp_path, reach):
+    session = start(compression="powersgd(rank=1)", seed=5)
+    session.step(5)
+    reach(session, "paused")
+    path = session.save(tmp_path / "middle.ckpt")
+    session.step(2)
+    reach(session, "paused")
+    expected = parameters(session)
+    session.close()
+    with hk.Session.load(path, make_task(), devices=session.devices) as resumed:
+        resumed.step(2)
+        reach(resumed, "paused")
+        assert apart(parameters(resumed), expected) < ROUNDING
+
+
 def without_codec(path: Any) -> None:
     import zipfile
 
