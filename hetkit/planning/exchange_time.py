@@ -21,6 +21,9 @@ from collections.abc import Sequence
 from hetkit.devices.device import Device, Link
 from hetkit.errors import PlanError
 
+BUCKET_BYTES = 25 * 2**20
+"""PyTorch's usual size of a gradient bucket."""
+
 
 def ring_bytes(world_size: int, raw_bytes: float) -> float:
     """Returns what each rank sends in a ring all-reduce: 2(n − 1)/n · ``raw_bytes``.
@@ -61,6 +64,80 @@ def ring_seconds(world_size: int, wire_bytes: float, link: Link) -> float:
     if world_size == 1:
         return 0.0
     return 2 * (world_size - 1) * link.latency_s + wire_bytes / link.bytes_per_s
+
+
+def spread_seconds(world_size: int, raw_bytes: float, link: Link) -> float:
+    """Returns how long a broadcast takes that goes from rank to rank in pieces.
+
+    (n − 1)·latency + ``raw_bytes``/rate: the pieces follow each other, so the rate counts once.
+
+    Example:
+        >>> spread_seconds(3, 1e9, Link(latency_s=0.001, bytes_per_s=2e9))
+        0.502
+    """
+    if world_size == 1:
+        return 0.0
+    return (world_size - 1) * link.latency_s + raw_bytes / link.bytes_per_s
+
+
+def island_seconds(
+    devices: Sequence[Device],
+    islands: Sequence[Sequence[int]],
+    raw_bytes: float,
+    between_bytes: float | None = None,
+) -> float | None:
+    """Returns how long an exchange over islands takes: sum inside, between leaders, spread inside.
+
+    Each of the three waits for the slowest island::
+
+        max_i ring(n_i, raw)  +  ring of the leaders  +  max_i spread(n_i, raw)
+
+    Args:
+        devices: The fleet, in rank order.
+        islands: The ranks of each island, its leader first.
+        raw_bytes: Size of the gradient, which travels inside as it is.
+        between_bytes: What each leader sends, after the codec. Default: as it is, in a ring.
+
+    Returns:
+        Seconds; None where the links are not known.
+
+    Example:
+        >>> from hetkit.devices.device import Emulation
+        >>> links = Emulation(intra_link=Link(bytes_per_s=8e9), inter_link=Link(bytes_per_s=1e9))
+        >>> fleet = [
+        ...     Device(name="T4", kind="cpu", index=i, key="", host=f"h{i // 2}", emulation=links)
+        ...     for i in range(4)
+        ... ]
+        >>> round(island_seconds(fleet, [(0, 1), (2, 3)], 1e9), 3)  # 1/8 + 1 + 1/8
+        1.25
+    """
+    leaders = [devices[island[0]] for island in islands]
+    outside = slowest_link(leaders)
+    if outside is None:
+        return None
+    n = len(leaders)
+    sent_bytes = ring_bytes(n, raw_bytes) if between_bytes is None else between_bytes
+    sums, spreads = [0.0], [0.0]
+    for island in islands:
+        inside = slowest_link([devices[rank] for rank in island])
+        if inside is None:
+            return None
+        size = len(island)
+        sums.append(ring_seconds(size, ring_bytes(size, raw_bytes), inside))
+        spreads.append(spread_seconds(size, raw_bytes, inside))
+    return max(sums) + ring_seconds(n, sent_bytes, outside) + max(spreads)
+
+
+def islands_pay(devices: Sequence[Device], islands: Sequence[Sequence[int]]) -> bool:
+    """Tells whether islands are faster than one flat ring, for a bucket of PyTorch's usual size.
+
+    Where the links are not known, several hosts are reason enough: inside one they are faster.
+    """
+    flat, by_islands = slowest_link(devices), island_seconds(devices, islands, BUCKET_BYTES)
+    if flat is None or by_islands is None:
+        return True
+    n = len(devices)
+    return by_islands < ring_seconds(n, ring_bytes(n, BUCKET_BYTES), flat)
 
 
 def slowest_link(devices: Sequence[Device]) -> Link | None:

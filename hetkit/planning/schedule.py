@@ -11,6 +11,7 @@ from hetkit.devices.device import Device
 from hetkit.errors import SettingsError
 from hetkit.plan import Plan
 from hetkit.planning.batch_split import even_split, ratio_split
+from hetkit.planning.exchange_time import islands_pay
 from hetkit.settings import Settings, lr_factor
 
 
@@ -123,7 +124,8 @@ def resolve_amp(settings: Settings, devices: Sequence[Device]) -> tuple[str, ...
 def resolve_islands(settings: Settings, devices: Sequence[Device]) -> tuple[tuple[int, ...], ...]:
     """Returns the islands in which gradients are summed first, as ranks; empty: none.
 
-    ``"auto"`` takes each host's devices. One island, or islands of one device each, are none: all
+    ``"auto"`` takes each host's devices, unless the links inside are known to be no faster than
+    those between. One island, or islands of one device each, are none: all
     ranks exchange with all others there, as without a hierarchy.
 
     Example:
@@ -143,6 +145,8 @@ def resolve_islands(settings: Settings, devices: Sequence[Device]) -> tuple[tupl
             tuple(rank for rank, device in enumerate(devices) if device.host == host)
             for host in hosts
         ]
+        if not islands_pay(devices, islands):
+            return ()
     return tuple(islands) if 1 < len(islands) < len(devices) else ()
 
 

@@ -19,6 +19,7 @@ from hetkit.worker.codecs.registry import make_codec
 from hetkit.worker.data import Samples, open_training, open_validation, to_device
 from hetkit.worker.emulation import DeviceClock, EmulatedLink, EmulatedMemory
 from hetkit.worker.exchange import Exchange
+from hetkit.worker.hierarchy import Archipelago
 from hetkit.worker.loop import TrainingLoop
 from hetkit.worker.memory import MemoryMeter, training_bytes
 from hetkit.worker.meter import Meter
@@ -108,7 +109,8 @@ def assemble(
             link = EmulatedLink(slowest, join.world_size, me.emulation.time_scale)
         ready = clock.backward_done if clock else meter.handed_over
         exchange = Exchange(group, link, make_codec("none"), ready)
-        switch = CodecSwitch(exchange, parts.task.codecs, join.rank, parts.device)
+        islands = Archipelago(join.devices, join.rank)
+        switch = CodecSwitch(exchange, parts.task.codecs, join.rank, parts.device, islands)
     loop = TrainingLoop(
         parts.task,
         _objective(parts, group, clock),

@@ -23,6 +23,7 @@ from hetkit.worker.codecs.codec import Codec
 from hetkit.worker.codecs.registry import make_codec
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.guard import LOWEST_COSINE, LOWEST_COSINE_FED_BACK
+from hetkit.worker.hierarchy import Archipelago
 
 _ADAPTIVE = ("adam", "adagrad", "adadelta", "adafactor", "rmsprop", "rprop", "lion", "shampoo")
 """Parts of the names of optimizers that are not linear in the gradient."""
@@ -38,6 +39,7 @@ class CodecSwitch:
         own: The task's own codecs by key.
         rank: This rank.
         device: What the process group carries.
+        islands: Has codecs work between islands.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class CodecSwitch:
         own: Mapping[str, Callable[[], Codec]],
         rank: int,
         device: torch.device,
+        islands: Archipelago,
     ) -> None:
+        self._islands = islands
         self._exchange = exchange
         self._own = own
         self._rank = rank
@@ -66,13 +70,15 @@ class CodecSwitch:
         changes = key != self._key
         waits = self._exchange.codec.residual_norm() if changes and self._key else None
         norms = self._agree(plan, step, -1.0 if waits is None else waits)
-        self._exchange.guard.every = plan.guard_every
+        self._exchange.guard.every = plan.guard_every if plan.compression != "none" else 0
         if not changes:
             return
         if waits is not None:
             self._tell_dropped(str(self._key[0]) if self._key else "", norms)
         self._key = key
-        codec = make_codec(plan.compression, self._own)
+        codec = self._islands.over(
+            lambda: make_codec(plan.compression, self._own), () if plan.local else plan.hierarchy
+        )
         self._restore(codec, key)
         self._exchange.codec = codec
         self._exchange.guard.restart()
@@ -133,8 +139,11 @@ class CodecSwitch:
         if kept is None or (kept["compression"], kept["local"]) != key[:2]:
             return
         ranks, world_size = kept["ranks"], self._exchange.world_size
-        if self._rank < len(ranks):
-            codec.load_state_dict(open_state(ranks[self._rank]))
+        # What is alike on all ranks must stay so: of a rank that worked (between islands, leaders).
+        worked = max(range(len(ranks)), key=lambda rank: len(ranks[rank]))
+        alike = open_state(ranks[worked])
+        own = open_state(ranks[self._rank]) if self._rank < len(ranks) else {}
+        codec.load_state_dict({**alike, "residuals": own.get("residuals", {})})
         if len(ranks) > world_size:
             self._notices.append(
                 f"the checkpoint is of {len(ranks)} devices: what waited in {key[0]} on ranks "

@@ -28,6 +28,7 @@ class GroupWire:
         self._group = group
         self._link = link
         # What runs beside the caller is timed where it ends, and a link is held by who waits.
+        self.carries_cuda = dist.get_backend(group) == "nccl"
         self.immediate = link is None and dist.get_backend(group) == "gloo"
 
     def start_all_reduce(
@@ -64,7 +65,7 @@ class GroupWire:
         dist.all_reduce(tensor, group=self._group)
         if self._link:
             self._link.occupy(arrival, tensor.numel() * tensor.element_size())
-        self.collectives.append((start, time.monotonic()))
+        self.stamp(start)
 
     def all_to_all(self, output: torch.Tensor, input: torch.Tensor) -> None:
         """Sends the r-th of equal parts of ``input`` to rank r; ``output`` holds what came."""
@@ -81,17 +82,30 @@ class GroupWire:
         dist.all_gather(parts, input.view(-1), group=self._group)
         self._pass(arrival, start, output.numel() * output.element_size())
 
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Gives all ranks the ``tensor`` of the one with place ``source`` in the group."""
+        start = time.monotonic()
+        arrival = self._last_arrival(start) if self._link else start
+        dist.broadcast(tensor, group_src=source, group=self._group)
+        if self._link:
+            self._link.occupy_spread(arrival, tensor.numel() * tensor.element_size())
+        self.stamp(start)
+
+    def stamp(self, start: float) -> None:
+        """Counts what ran since ``start`` as one collective."""
+        self.collectives.append((start, time.monotonic()))
+
     def _pass(self, arrival: float, start: float, whole_bytes: int) -> None:
         if self._link:
-            self._link.occupy(arrival, whole_bytes // 2)  # each is one half of a ring all-reduce
-        self.collectives.append((start, time.monotonic()))
+            self._link.occupy_half(arrival, whole_bytes)
+        self.stamp(start)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Returns every rank's few values, stacked in rank order; too small for a link's time."""
         start = time.monotonic()
         parts = [torch.empty_like(values) for _ in range(self.world_size)]
         dist.all_gather(parts, values, group=self._group)
-        self.collectives.append((start, time.monotonic()))
+        self.stamp(start)
         return torch.stack(parts)
 
     def _last_arrival(self, start: float) -> float:

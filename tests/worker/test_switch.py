@@ -13,6 +13,7 @@ from hetkit.worker import checkpoint
 from hetkit.worker.checkpoint import gather_states, open_state
 from hetkit.worker.codecs.registry import make_codec
 from hetkit.worker.exchange import Exchange
+from hetkit.worker.hierarchy import Archipelago
 from hetkit.worker.switch import CodecSwitch, is_adaptive
 
 CPU = torch.device("cpu")
@@ -47,7 +48,7 @@ def ranks(_whole_run: Any):
 
 def disagree(worker: Any) -> list[str]:
     exchange = Exchange(torch.distributed.new_group(), None, make_codec("none"))
-    switch = CodecSwitch(exchange, {}, worker.rank, CPU)
+    switch = CodecSwitch(exchange, {}, worker.rank, CPU, Archipelago((), worker.rank))
     other = dataclasses.replace(PLAN, compression="int8")
     said = []
     try:
@@ -74,7 +75,7 @@ def restored(worker: Any) -> tuple[list[float], float, bool]:
     value = torch.randn(200, 200)
     exchange = Exchange(torch.distributed.new_group(), None, make_codec("none"))
     try:
-        first = CodecSwitch(exchange, {}, worker.rank, CPU)
+        first = CodecSwitch(exchange, {}, worker.rank, CPU, Archipelago((), worker.rank))
         first.apply(dataclasses.replace(PLAN, compression="powersgd"), 0, [])
         for step, good in enumerate((True, False, True)):
             exchange.begin_step(step)
@@ -86,7 +87,7 @@ def restored(worker: Any) -> tuple[list[float], float, bool]:
         torch.distributed.broadcast_object_list(everyones, src=0)
         norms = []
         for compression in ("powersgd", "powersgd(rank=3)"):
-            again = CodecSwitch(exchange, {}, worker.rank, CPU)
+            again = CodecSwitch(exchange, {}, worker.rank, CPU, Archipelago((), worker.rank))
             again.load_state_dict(everyones[0])
             again.apply(dataclasses.replace(PLAN, compression=compression), 3, [])
             norms.append(exchange.codec.residual_norm())

@@ -50,6 +50,9 @@ class Wire(Protocol):
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
         """Fills ``output`` with every rank's ``input``, in rank order."""
 
+    def stamp(self, start: float) -> None:
+        """Counts what ran since ``start`` (of ``time.monotonic``) as one collective."""
+
 
 class Codec(Protocol):
     """Sums buckets over the ranks, in its own form on the wire. Subclass it: the rest is optional.
@@ -78,7 +81,10 @@ class Codec(Protocol):
         return
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of this rank's codec: tensors, numbers, text."""
+        """Returns what a checkpoint keeps: tensors, numbers, text.
+
+        What lies under ``"residuals"`` is this rank's own; all else is the same on every rank.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -34,6 +34,7 @@ from hetkit.worker.codecs.registry import make_codec
 from hetkit.worker.emulation import EmulatedLink, EmulatedMemory
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.group import share_tensors
+from hetkit.worker.hierarchy import Archipelago
 from hetkit.worker.memory import MemoryMeter
 from hetkit.worker.meter import Meter
 from hetkit.worker.own.clock import OwnClock
@@ -227,7 +228,8 @@ class OwnRank(Rank):
         share = even_split(join.global_batch, join.world_size)[0]
         clock = OwnClock(me, join.rank, share)
         exchange = _exchange(join, me, group) if group is not None else None
-        switch = CodecSwitch(exchange, {}, join.rank, self._device) if exchange else None
+        islands = Archipelago(join.devices, join.rank)
+        switch = CodecSwitch(exchange, {}, join.rank, self._device, islands) if exchange else None
         memory = MemoryMeter(self._device, _memory(me))
         step = OwnStep(join.rank, self._device, meter, memory, exchange, switch, clock)
         snapshot = read_state(Path(join.snapshot)) if join.snapshot is not None else None
