@@ -70,7 +70,7 @@ def test_ranks_with_other_plans_or_at_other_steps_raise_and_do_not_hang(ranks):
         assert "do not put the same plan in force" in with_other_plans
 
 
-def restored(worker: Any) -> tuple[list[float], float, bool]:
+def restored(worker: Any) -> tuple[list[float], float, bool, dict[str, Any]]:
     torch.manual_seed(worker.rank)
     value = torch.randn(200, 200)
     exchange = Exchange(torch.distributed.new_group(), None, make_codec("none"))
@@ -91,18 +91,26 @@ def restored(worker: Any) -> tuple[list[float], float, bool]:
             again.load_state_dict(everyones[0])
             again.apply(dataclasses.replace(PLAN, compression=compression), 3, [])
             norms.append(exchange.codec.residual_norm())
-        return norms, norm, saved is None
+        alone = everyones[0]["ranks"][:1]  # as if there had been one rank less
+        grown = CodecSwitch(exchange, {}, worker.rank, CPU, Archipelago((), worker.rank))
+        grown.load_state_dict({**everyones[0], "ranks": alone})
+        grown.apply(dataclasses.replace(PLAN, compression="powersgd"), 3, [])
+        return norms, norm, saved is None, exchange.codec.state_dict()
     finally:
         exchange.close()
 
 
 def test_a_codec_takes_its_own_rank_back_and_another_codec_starts_with_nothing(ranks):
     found = ranks.call(restored)
-    assert [none for *_, none in found] == [False, True], "rank 0 holds all"
-    for (same, other), norm, _ in found:
+    assert [none for _, _, none, _ in found] == [False, True], "rank 0 holds all"
+    for (same, other), norm, *_ in found:
         assert same == norm > 0
         assert other == 0
     assert found[0][1] != found[1][1]
+    first, new = (state for *_, state in found)
+    assert first["residuals"]
+    assert not new["residuals"], "nothing waits on a rank that there was not"
+    assert torch.equal(first["starts"]["w"], new["starts"]["w"]), "what must be alike is"
 
 
 def gathered(worker: Any) -> Any:
