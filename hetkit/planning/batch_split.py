@@ -27,6 +27,7 @@ from fractions import Fraction
 
 from hetkit.errors import PlanError
 from hetkit.planning.finish_queue import Finish, Seat, serve
+from hetkit.planning.leftover import serve_with_rest
 from hetkit.planning.step_time import ComputeTime
 
 
@@ -123,7 +124,11 @@ def split_batch(
     seats = [Seat(*row, unit=granularity) for row in rows]
     units, rest = divmod(total, granularity)
     if rest:
-        return _with_rest(seats, units, rest)
+        split = serve_with_rest(seats, units, rest)
+        if split is None:
+            why = _refused([replace(seats[0], rest=rest), *seats[1:]], units)
+            raise PlanError(f"with the {rest} samples that are left over on one rank, {why}")
+        return split
     refused = _refused(seats, units)
     if refused:
         raise PlanError(refused)
@@ -183,39 +188,6 @@ def _refused(seats: Sequence[Seat], units: int) -> str | None:
         f"together take {least * unit} to {most * unit} in whole units. Choose a global batch in "
         "that range, change the floors and caps to multiples of the unit, or use granularity=1."
     )
-
-
-def _with_rest(seats: Sequence[Seat], units: int, rest: int) -> tuple[int, ...]:
-    """Returns the best split in which one rank takes ``rest`` samples beside its whole units.
-
-    Every rank may be the one. None of them makes a shorter step than whole units alone do with
-    the floors eased by the rest, so the search ends with the first that is no longer than that;
-    whoever would finish the rest first is tried first.
-    """
-    eased = [replace(seat, floor=max(0, seat.floor - rest)) for seat in seats]
-    if _refused(eased, units):
-        why = _refused([replace(seats[0], rest=rest), *seats[1:]], units)
-        raise PlanError(f"with the {rest} samples that are left over on one rank, {why}")
-    alone = serve(eased, units)
-    best: tuple[float, tuple[int, ...]] | None = None
-    refused = None
-    for rank in sorted(range(len(seats)), key=lambda r: seats[r].seconds(alone[r] + rest)):
-        tried = [*seats[:rank], replace(seats[rank], rest=rest), *seats[rank + 1 :]]
-        why = _refused(tried, units)
-        if why is not None:
-            refused = refused or why
-            continue
-        split = serve(tried, units)
-        best = min(best or (math.inf, split), (_finish_s(seats, split), split))
-        if best[0] <= _finish_s(seats, alone):
-            break
-    if best is None:
-        raise PlanError(f"with the {rest} samples that are left over on one rank, {refused}")
-    return best[1]
-
-
-def _finish_s(seats: Sequence[Seat], split: Sequence[int]) -> float:
-    return max(seat.seconds(batch) for seat, batch in zip(seats, split, strict=True))
 
 
 def step_seconds(

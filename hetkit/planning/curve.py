@@ -28,7 +28,7 @@ by at least 5 % of the least time per sample: no device is free per sample.
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -41,7 +41,7 @@ from hetkit.planning.step_time import (
     fit_medians,
 )
 
-TOLERANCE = 0.05
+_TOLERANCE = 0.05
 """The relative residual that a line may leave before a curve takes its place."""
 
 
@@ -145,13 +145,13 @@ class _Knot:
         )
 
 
-def fit_model(sizes: Sequence[SizeMedian], tolerance: float = TOLERANCE) -> ComputeTime:
+def fit_model(sizes: Sequence[SizeMedian], noise: Callable[[], float] = lambda: 0.0) -> ComputeTime:
     """Fits the line, or the curve where the line is off: the module's text says when.
 
     Args:
         sizes: Medians of one device, of any sizes, in any order.
-        tolerance: Relative residual that the line may leave; above the medians' own noise.
-            Default 0.05.
+        noise: Relative error of the medians that is nothing to bend a curve for; asked only where
+            the line is off. Default: 0.
 
     Raises:
         PlanError: There is no size.
@@ -166,7 +166,7 @@ def fit_model(sizes: Sequence[SizeMedian], tolerance: float = TOLERANCE) -> Comp
     """
     line = fit_medians(sizes)
     off = max(abs(line.seconds_in(s.batch, s.micro_steps) / s.seconds - 1) for s in sizes)
-    if off <= tolerance or len(_knots(sizes)) < 3:
+    if off <= _TOLERANCE or len(_knots(sizes)) < 3 or off <= noise():
         return line
     return fit_curve(sizes)
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from hetkit.planning.curve import TOLERANCE, fit_model
+from hetkit.planning.curve import fit_model
 from hetkit.planning.step_time import (
     LEAST_SPREAD,
     ComputeTime,
@@ -128,11 +128,10 @@ class Pace:
         if not self.sizes:
             return None
         trusted = [size for size in self.sizes if len(size.times) >= LEAST_TIMES] or self.sizes
-        tolerance = TOLERANCE
-        if len(trusted) > 2:
-            fewest = min(len(size.times) for size in trusted)
-            tolerance = max(tolerance, _SIGMAS * self.error(fewest))
-        fitted = fit_model([size.middle for size in trusted], tolerance)
+        fewest = min(len(size.times) for size in trusted)
+        fitted = fit_model(
+            [size.middle for size in trusted], noise=lambda: _SIGMAS * self.error(fewest)
+        )
         return fitted.through((now or self.sizes[-1]).middle)
 
     def take(self, observations: Sequence[Observation]) -> "Pace":
@@ -170,8 +169,8 @@ class Pace:
             if self._bends(fresh):
                 return False
             expected_s = model.seconds_in(fresh.batch, fresh.micro_steps)
-        noise = math.sqrt(2) * _SIGMAS * self.error(len(fresh.times))
-        return abs(fresh.middle.seconds / expected_s - 1) > max(_DRIFT, noise)
+        off = abs(fresh.middle.seconds / expected_s - 1)
+        return off > _DRIFT and off > math.sqrt(2) * _SIGMAS * self.error(len(fresh.times))
 
     def _bends(self, fresh: SizeTimes) -> bool:
         """Whether a size never seen may be off because the device's curve bends there.

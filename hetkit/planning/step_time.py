@@ -39,6 +39,9 @@ from hetkit.errors import PlanError
 _HUBER = 1.345
 """Huber's constant for 95 % efficiency on normal residuals, in robust standard deviations."""
 
+_SETTLED = 1e-5
+"""Relative change of c at which the re-weighting ends: far below any measurement's noise."""
+
 LEAST_SPREAD = 1.1
 """Sizes whose samples per micro-batch lie closer than this factor cannot tell a from c: between
 them the noise on two medians is as large as what is to be told apart."""
@@ -228,39 +231,43 @@ def fit_medians(sizes: Sequence[SizeMedian]) -> StepTime:
         raise PlanError("a step time needs at least one observation; run a few steps first.")
     least_sample_s = LEAST_SLOPE * min(size.seconds / size.batch for size in sizes)
     free = tells_apart(sizes)
+    rows = [(size.micro_steps / size.seconds, size.batch / size.seconds) for size in sizes]
     weights = [float(size.count) for size in sizes]
-    model = _least_squares(sizes, weights, least_sample_s, free)
+    launch_s, sample_s = _least_squares(rows, weights, least_sample_s, free)
     for _ in range(20 if len(sizes) > (2 if free else 1) else 0):
-        refined = _least_squares(sizes, _huber(model, sizes), least_sample_s, free)
-        settled = math.isclose(refined.sample_s, model.sample_s, rel_tol=1e-9)
-        model = refined
+        off = [abs(launch_s * k + sample_s * b - 1) for k, b in rows]
+        refined = _least_squares(rows, _huber(off, weights), least_sample_s, free)
+        settled = math.isclose(refined[1], sample_s, rel_tol=_SETTLED)
+        launch_s, sample_s = refined
         if settled:
             break
-    return model
+    return StepTime(launch_s=launch_s, sample_s=sample_s)
 
 
-def _huber(model: StepTime, sizes: Sequence[SizeMedian]) -> list[float]:
+def _huber(off: Sequence[float], counts: Sequence[float]) -> list[float]:
     """Weights of the next least-squares fit: 1 inside Huber's bound, bound/|r| outside."""
-    off = [abs(model.seconds_in(s.batch, s.micro_steps) / s.seconds - 1) for s in sizes]
     bound = _HUBER * 1.4826 * median(off)
     return [
-        size.count * (1.0 if r <= bound else bound / r) for size, r in zip(sizes, off, strict=True)
+        count if r <= bound else count * bound / r for r, count in zip(off, counts, strict=True)
     ]
 
 
 def _least_squares(
-    sizes: Sequence[SizeMedian], weights: Sequence[float], least_sample_s: float, free: bool
-) -> StepTime:
+    rows: Sequence[tuple[float, float]],
+    weights: Sequence[float],
+    least_sample_s: float,
+    free: bool,
+) -> tuple[float, float]:
     """Minimises Σ w·(a·k/m + c·b/m − 1)² with a ≥ 0 (a = 0 if not ``free``) and c ≥ least.
 
     The problem is convex in two unknowns: when the free optimum breaks a bound, the optimum lies
-    on that bound.
+    on that bound. ``rows`` are (k/m, b/m); returns (a, c).
     """
     kk = kb = bb = k1 = b1 = 0.0
-    for size, weight in zip(sizes, weights, strict=True):
-        k, b = size.micro_steps / size.seconds, size.batch / size.seconds
-        kk, kb, bb = kk + weight * k * k, kb + weight * k * b, bb + weight * b * b
-        k1, b1 = k1 + weight * k, b1 + weight * b
+    for (k, b), weight in zip(rows, weights, strict=True):
+        wk, wb = weight * k, weight * b
+        kk, kb, bb = kk + wk * k, kb + wk * b, bb + wb * b
+        k1, b1 = k1 + wk, b1 + wb
     determinant = kk * bb - kb * kb
     if free and determinant > 0:
         launch_s = (k1 * bb - b1 * kb) / determinant
@@ -268,5 +275,5 @@ def _least_squares(
         if sample_s < least_sample_s:
             launch_s, sample_s = (k1 - kb * least_sample_s) / kk, least_sample_s
         if launch_s > 0:
-            return StepTime(launch_s=launch_s, sample_s=sample_s)
-    return StepTime(launch_s=0.0, sample_s=max(least_sample_s, b1 / bb))
+            return launch_s, sample_s
+    return 0.0, max(least_sample_s, b1 / bb)

@@ -17,17 +17,31 @@ from hetkit.planning.batch_split import (
     split_batch,
     step_seconds,
 )
-from hetkit.planning.step_time import StepTime
+from hetkit.planning.curve import StepCurve
+from hetkit.planning.step_time import ComputeTime, StepTime
+
+Problem = tuple[list[ComputeTime], int, list[int], list[int], list[int]]
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[list[StepTime], int, list[int], list[int], list[int]]:
+def curves(draw: st.DrawFn) -> StepCurve:
+    sizes, times = [0.0], [draw(st.sampled_from([0.0, 1.0]) | st.floats(0, 3))]
+    steps = st.tuples(st.sampled_from([1.0, 2.0, 4.5]), st.sampled_from([0.5, 1.0, 7.0]))
+    for width, height in draw(st.lists(steps, min_size=1, max_size=4)):
+        sizes.append(sizes[-1] + width)
+        times.append(times[-1] + height)
+    return StepCurve(sizes=tuple(sizes), times=tuple(times))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
     n = draw(st.integers(1, 4))
     total = draw(st.integers(0, 12))
     # Few distinct values, so that ties and equal devices are common.
     launch = st.sampled_from([0.0, 0.5, 1.0, 3.0]) | st.floats(0, 5)
     sample = st.sampled_from([0.5, 1.0, 2.3]) | st.floats(0.01, 5)
-    models = [StepTime(launch_s=draw(launch), sample_s=draw(sample)) for _ in range(n)]
+    lines = st.builds(StepTime, launch_s=launch, sample_s=sample)
+    models = [draw(lines | curves()) for _ in range(n)]
     micro_batches = [draw(st.integers(1, 12)) for _ in range(n)]
     floors = [draw(st.integers(0, 3)) for _ in range(n)]
     caps = [draw(st.integers(floor, 12)) for floor in floors]
@@ -35,7 +49,7 @@ def problems(draw: st.DrawFn) -> tuple[list[StepTime], int, list[int], list[int]
 
 
 def brute_force(
-    models: Sequence[StepTime],
+    models: Sequence[ComputeTime],
     total: int,
     micro_batches: Sequence[int],
     floors: Sequence[int],
@@ -46,7 +60,7 @@ def brute_force(
 
 
 def finish_times(
-    models: Sequence[StepTime], split: Sequence[int], micro_batches: Sequence[int]
+    models: Sequence[ComputeTime], split: Sequence[int], micro_batches: Sequence[int]
 ) -> list[float]:
     rows = zip(models, split, micro_batches, strict=True)
     return sorted((model.seconds(b, micro) for model, b, micro in rows), reverse=True)
@@ -55,7 +69,7 @@ def finish_times(
 @settings(max_examples=400, deadline=None)
 @given(problems())
 def test_no_split_is_faster(
-    problem: tuple[list[StepTime], int, list[int], list[int], list[int]],
+    problem: Problem,
 ) -> None:
     models, total, micro_batches, floors, caps = problem
     possible = brute_force(*problem)
@@ -72,7 +86,7 @@ def test_no_split_is_faster(
 @settings(max_examples=200, deadline=None)
 @given(problems())
 def test_no_rank_has_a_sample_that_another_would_finish_earlier(
-    problem: tuple[list[StepTime], int, list[int], list[int], list[int]],
+    problem: Problem,
 ) -> None:
     models, total, micro_batches, floors, caps = problem
     if not sum(floors) <= total <= sum(caps):
@@ -81,6 +95,52 @@ def test_no_rank_has_a_sample_that_another_would_finish_earlier(
     rows = list(zip(models, split, micro_batches, floors, caps, strict=True))
     last_s = max((m.seconds(b, micro) for m, b, micro, low, _ in rows if b > low), default=0.0)
     assert all(m.seconds(b + 1, micro) >= last_s for m, b, micro, _, high in rows if b < high)
+
+
+def in_units(split: tuple[int, ...], unit: int) -> bool:
+    """Whether all batches are multiples, but for one that takes what is left over on top."""
+    rests = [batch % unit for batch in split if batch % unit]
+    return rests == ([sum(split) % unit] if sum(split) % unit else [])
+
+
+@settings(max_examples=400, deadline=None)
+@given(problems(), st.integers(2, 5))
+def test_no_split_in_units_is_faster(problem: Problem, unit: int) -> None:
+    models, total, micro_batches, floors, caps = problem
+    possible = [split for split in brute_force(*problem) if in_units(split, unit)]
+    bounds = {"micro_batches": micro_batches, "floors": floors, "caps": caps}
+    if not possible:
+        with pytest.raises(PlanError):
+            split_batch(models, total, granularity=unit, **bounds)
+        return
+    split = split_batch(models, total, granularity=unit, **bounds)
+    assert split in possible
+    least_s = min(step_seconds(models, other, micro_batches) for other in possible)
+    assert step_seconds(models, split, micro_batches) == least_s
+
+
+def test_what_is_left_over_goes_where_it_costs_least() -> None:
+    models = [StepTime(launch_s=0, sample_s=3.0), StepTime(launch_s=0, sample_s=1.0)]
+    assert split_batch(models, 67, micro_batches=[64, 64], granularity=16) == (16, 51)
+
+
+@pytest.mark.parametrize("n", [64, 1000])
+def test_a_large_fleet_of_all_shapes_in_units_is_even(n: int) -> None:
+    rng = random.Random(n)
+    models: list[ComputeTime] = []
+    for rank in range(n):
+        a, c = rng.uniform(0, 0.05), rng.uniform(1e-4, 0.01)
+        line = StepTime(launch_s=a, sample_s=c)
+        bent = StepCurve(sizes=(0, 32, 96), times=(a, a + 32 * c, a + 192 * c))
+        models.append(bent if rank % 2 else line)
+    micro_batches, total = [128] * n, 200 * n + 3
+    split = split_batch(models, total, micro_batches=micro_batches, granularity=8)
+    assert sum(split) == total
+    assert in_units(split, 8)
+    rows = list(zip(models, split, micro_batches, strict=True))
+    whole = [(m, b, micro) for m, b, micro in rows if b % 8 == 0]
+    last_s = max(m.seconds(b, micro) for m, b, micro in whole)
+    assert all(m.seconds(b + 8, micro) >= last_s for m, b, micro in whole)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -130,7 +190,11 @@ def test_a_cap_passes_the_rest_on() -> None:
 @pytest.mark.parametrize(
     ("bounds", "told"),
     [
-        ({"caps": [10, 10]}, "0 to 20"),
+        ({"caps": [10, 10]}, "0 to 20.*nearest is 20"),
+        ({"granularity": 0}, "granularity"),
+        ({"caps": [13, 91], "granularity": 20}, "0 to 80 in whole units"),
+        ({"floors": [17, 0], "caps": [19, 99], "granularity": 8}, "rank 0 has no batch between"),
+        ({"caps": [30, 72], "granularity": 16}, "left over on one rank"),
         ({"floors": [60, 60]}, "120 to 200"),
         ({"floors": [5, 1], "caps": [4, 100]}, "rank 0 must take at least 5"),
         ({"floors": [-1, 1]}, "floors"),

@@ -113,7 +113,7 @@ def test_two_sizes_are_a_line_however_bent() -> None:
 def test_a_bend_that_no_line_meets_makes_a_curve() -> None:
     seen = [at(8, 1.0), at(16, 2.0), at(32, 6.0)]
     assert isinstance(fit_model(seen), StepCurve)
-    assert isinstance(fit_model(seen, tolerance=0.5), StepTime)
+    assert isinstance(fit_model(seen, noise=lambda: 0.5), StepTime)
 
 
 def test_a_curve_foretells_a_bent_device_better_than_a_line() -> None:
