@@ -1,6 +1,6 @@
 """Puts the ranks' accounts of a step together: only all of them tell who waited for whom."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hetkit.launch.messages import StepRow
 from hetkit.planning.time_split import split_step
@@ -72,5 +72,12 @@ class StepAssembly:
             skipped=any(row.skipped for row in rows),
             loss_scale=min((row.loss_scale for row in rows if row.loss_scale), default=None),
             lr=first.lr,
+            # Of sums, which all ranks have alike; where each looks for itself, the worst counts.
+            guard_cosine=min(_known(row.guard_cosine for row in rows), default=None),
+            guard_error=max(_known(row.guard_error for row in rows), default=None),
             ranks=ranks,
         )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

@@ -35,11 +35,12 @@ _CLEAR = "rgba(0,0,0,0)"
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One curve: its name and its points."""
+    """One curve: its name and its points, which are marked where ``points`` says so."""
 
     name: str
     x: NDArray[Any]
     y: NDArray[np.float64]
+    points: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,8 @@ def draw_panels(
         for index, line in enumerate(panel.lines):
             style = {"color": _PALETTE[index % len(_PALETTE)], "width": 1.5}
             name = html.escape(line.name)
-            curve = Scatter(x=line.x, y=line.y, name=name, mode="lines", line=style)
+            mode = "lines+markers" if line.points else "lines"
+            curve = Scatter(x=line.x, y=line.y, name=name, mode=mode, line=style)
             curve.update(legendgroup=name, showlegend=len(panel.lines) > 1)
             figure.add_trace(curve, row=row, col=1)
         figure.update_yaxes(rangemode="tozero", tickformat=panel.tick_format, row=row, col=1)

@@ -7,6 +7,7 @@ from statistics import fmean, median
 from typing import Self
 
 from hetkit.plan import Plan
+from hetkit.records.noise import Noise, measure_noise
 from hetkit.records.steps import RankStep, StepRecord
 
 SPLIT = ("data", "compute", "wait", "transfer", "codec", "optimizer", "other")
@@ -49,6 +50,11 @@ class EpochSummary:
         loss_scale: What fp16 ranks multiply their loss by at the epoch's end; None without fp16.
         lr: The first parameter group's learning rate in the epoch's last step, or None where it is
             not known.
+        guard_cosine: Smallest cosine of the compressed gradient to the true one, of the steps in
+            which the guard looked; None where it did not.
+        guard_error: Largest relative error of the compressed gradient in those steps, or None.
+        noise: How far figures would scatter if the epoch were measured again, by field
+            (`hetkit.records.noise`).
     """
 
     epoch: int
@@ -76,6 +82,9 @@ class EpochSummary:
     skipped_steps: int
     loss_scale: float | None = None
     lr: float | None = None
+    guard_cosine: float | None = None
+    guard_error: float | None = None
+    noise: Mapping[str, Noise] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,6 +229,9 @@ def summarise_epoch(records: Sequence[StepRecord], *, sync_every: int = 1) -> Ep
         skipped_steps=sum(record.skipped for record in records),
         loss_scale=records[-1].loss_scale,
         lr=records[-1].lr,
+        guard_cosine=min(_found(record.guard_cosine for record in records), default=None),
+        guard_error=max(_found(record.guard_error for record in records), default=None),
+        noise=measure_noise(records, typical),
     )
 
 
@@ -245,8 +257,11 @@ def _spread(
 
 
 def _memory_peak(steps: Sequence[RankStep]) -> float | None:
-    readings = (step.memory_peak_bytes for step in steps)
-    return max((reading for reading in readings if reading is not None), default=None)
+    return max(_found(step.memory_peak_bytes for step in steps), default=None)
+
+
+def _found(readings: Iterable[float | None]) -> list[float]:
+    return [reading for reading in readings if reading is not None]
 
 
 def _mean_loss(records: Sequence[StepRecord]) -> float | None:

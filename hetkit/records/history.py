@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hetkit.records.charts import Line, Panel, draw_panels
 from hetkit.records.columns import Floats
 from hetkit.records.report import data_frame
@@ -143,8 +145,10 @@ class History:
         Args:
             name: Without a rank: ``"samples_per_s"``, ``"step_s"``, ``"loss"``, ``"comm_share"``,
                 ``"compute_spread"``, ``"samples"``, ``"skipped"`` (the share of skipped steps),
-                ``"loss_scale"`` (with fp16), ``"lr"`` (of the first parameter group), ``"epoch"``,
-                ``"time_s"``. With a rank: a field or property of `RankStep`.
+                ``"loss_scale"`` (with fp16), ``"lr"`` (of the first parameter group),
+                ``"wire_bytes"`` (of the rank that sent most), ``"guard_cosine"`` and
+                ``"guard_error"`` (where the guard looked), ``"epoch"``, ``"time_s"``.
+                With a rank: a field or property of `RankStep`.
             rank: The rank, or None (default) for the step of all ranks.
 
         Returns:
@@ -170,22 +174,23 @@ class History:
             return data_frame(self._columns.frame())
 
     def plot(self) -> "Figure":
-        """Returns a plotly figure: speed of each rank, communication share, loss, and events."""
+        """Returns a plotly figure over the steps: speed of each rank, communication share, loss.
+
+        Below them come what has readings: each device's peak of memory, the cosine of the
+        compressed gradient to the true one, the fp16 loss scale. Events are marked in all panels.
+        """
         with self._lock:
-            speeds = [
-                self._line(label + (" (emulated)" if emulated else ""), "samples_per_s", rank)
-                for rank, (label, emulated) in enumerate(
-                    zip(self.labels, self.emulated, strict=True)
-                )
+            panels = [
+                Panel(title="speed [samples/s]", lines=self._rank_lines("samples_per_s")),
+                Panel(
+                    title="communication share, slowest rank",
+                    lines=[self._line("communication share", "comm_share")],
+                    tick_format=".0%",
+                ),
+                Panel(title="loss", lines=[self._line("loss", "loss")]),
+                *self._found_panels(),
             ]
-            shares = [self._line("communication share", "comm_share")]
-            losses = [self._line("loss", "loss")]
             marks = [(e.step, f"{e.kind}: {e.text}") for e in self.events if e.kind in _MARKED]
-        panels = [
-            Panel(title="speed [samples/s]", lines=speeds),
-            Panel(title="communication share, slowest rank", lines=shares, tick_format=".0%"),
-            Panel(title="loss", lines=losses),
-        ]
         title = "history" + (" (emulated)" if any(self.emulated) else "")
         return draw_panels(panels, title=title, marks=marks)
 
@@ -203,6 +208,26 @@ class History:
             f"History({devices}; {_counted(steps, 'step')} in {_counted(points, 'point')}; "
             f"{_counted(events, 'event')})"
         )
+
+    def _found_panels(self) -> list[Panel]:
+        peaks = self._rank_lines("memory_peak_bytes")
+        cosine = self._line("cosine", "guard_cosine")
+        # The guard looks at few steps: without the others the points join into a curve.
+        looked = ~np.isnan(cosine.y)
+        cosine = Line(name=cosine.name, x=cosine.x[looked], y=cosine.y[looked], points=True)
+        panels = [
+            Panel(title="largest memory use [bytes]", lines=peaks, tick_format=".3s"),
+            Panel(title="cosine of the compressed gradient to the true one", lines=[cosine]),
+            Panel(title="fp16 loss scale", lines=[self._line("loss scale", "loss_scale")]),
+        ]
+        return [panel for panel in panels if any(np.isfinite(line.y).any() for line in panel.lines)]
+
+    def _rank_lines(self, series: str) -> list[Line]:
+        named = zip(self.labels, self.emulated, strict=True)
+        return [
+            self._line(label + (" (emulated)" if emulated else ""), series, rank)
+            for rank, (label, emulated) in enumerate(named)
+        ]
 
     def _line(self, name: str, series: str, rank: int | None = None) -> Line:
         steps, values = self.series(series, rank)

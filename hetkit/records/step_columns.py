@@ -17,6 +17,7 @@ _RANK_DERIVED = ("samples_per_s", "pace", "comm_share")
 _STEP_FIELDS = (
     *_PLACE,
     *("samples", "step_s", "loss", "skipped", "loss_scale", "lr", "comm_share", "compute_spread"),
+    *("wire_bytes", "guard_cosine", "guard_error"),
 )
 
 
@@ -127,7 +128,10 @@ class StepColumns:
             "emulated": np.full(len(self), self._emulated[rank]),
         }
         frame |= {name: self.curve(name, rank) for name in (*_RANK_FIELDS, *_RANK_DERIVED)}
-        of_all = ("samples_per_s", "step_s", "loss", "comm_share", "skipped")
+        of_all = (
+            *("samples_per_s", "step_s", "loss", "comm_share", "skipped"),
+            *("loss_scale", "lr", "guard_cosine", "guard_error"),
+        )
         return frame | {f"all_{name}": self.curve(name, None) for name in of_all}
 
 

@@ -90,6 +90,9 @@ class StepRecord:
         loss_scale: What fp16 ranks multiply their loss by after this step; None without fp16. With
             local steps the smallest over the ranks.
         lr: The first parameter group's learning rate in this step, or None.
+        guard_cosine: Cosine of the compressed gradient to the true one, in the steps in which the
+            guard looked (`hetkit.worker.guard`), else None.
+        guard_error: The compressed gradient's distance from the true one, relative to it, or None.
         ranks: The account of each rank that took part, in rank order.
 
     Raises:
@@ -104,6 +107,8 @@ class StepRecord:
     skipped: bool
     loss_scale: float | None = None
     lr: float | None = None
+    guard_cosine: float | None = None
+    guard_error: float | None = None
     ranks: tuple[RankStep, ...]
 
     def __post_init__(self) -> None:
@@ -124,6 +129,11 @@ class StepRecord:
     def critical(self) -> RankStep:
         """The rank that the others wait for: the one that computed longest."""
         return max(self.ranks, key=lambda rank: rank.compute_s)
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that a rank sent; of the rank that sent most."""
+        return max(rank.wire_bytes for rank in self.ranks)
 
     @property
     def comm_share(self) -> float:

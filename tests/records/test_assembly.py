@@ -112,3 +112,11 @@ def test_waiting_is_told_from_transfer_by_the_last_arrival():
         assert first.wait_s == pytest.approx(0.4)
         assert second.wait_s == pytest.approx(0.0)
         assert first.transfer_s == pytest.approx(second.transfer_s)
+
+
+def test_the_guard_s_reading_is_that_of_the_worst_rank():
+    assembly = StepAssembly([0, 1, 2])
+    assembly.add(0, [make_row(0, guard_cosine=0.9, guard_error=0.4)])
+    assembly.add(1, [make_row(0)])
+    ((record, _),) = assembly.add(2, [make_row(0, guard_cosine=0.95, guard_error=0.5)])
+    assert (record.guard_cosine, record.guard_error) == (0.9, 0.5)

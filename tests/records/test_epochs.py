@@ -120,3 +120,15 @@ def test_a_row_is_frozen_and_holds_plan_and_measurement(row):
 )
 def test_which_split_is_even(row, batches, even):
     assert row(batches=batches).even is even
+
+
+def test_the_guard_s_worst_reading_is_the_epoch_s(record):
+    looked = [record(1, guard_cosine=0.95, guard_error=0.3), record(2, guard_cosine=0.8)]
+    summary = summarise_epoch([record(0), *looked])
+    assert (summary.guard_cosine, summary.guard_error) == (0.8, 0.3)
+    assert summarise_epoch([record(0)]).guard_cosine is None
+
+
+def test_an_epoch_knows_its_noise(record):
+    assert summarise_epoch([record(step) for step in range(3)]).noise == {}
+    assert summarise_epoch([record(step) for step in range(8)]).noise["step_s"].blocks == 8

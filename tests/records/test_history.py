@@ -233,3 +233,18 @@ def test_the_room_loads_no_heavy_library():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stderr.strip() == ""
+
+
+def test_the_guard_the_scale_and_the_memory_have_panels_where_they_have_readings(record, rank_step):
+    history = History(labels=["A100 #0", "V100 #1"], emulated=[True, True])
+    history.append(record(0))
+    plain = [note.text for note in history.plot().layout.annotations]
+    assert len(plain) == 3
+    ranks = (rank_step(0, step=1, memory_peak_bytes=2e9), rank_step(1, step=1))
+    history.append(record(1, ranks=ranks, guard_cosine=0.9, guard_error=0.4, loss_scale=1024.0))
+    assert history.series("guard_cosine")[1].tolist()[1] == 0.9
+    assert history.series("wire_bytes")[1].tolist() == [4096.0, 4096.0]
+    figure = history.plot()
+    assert len(figure.layout.annotations) == 6
+    (cosine,) = (curve for curve in figure.data if curve.name == "cosine")
+    assert (list(cosine.x), list(cosine.y), cosine.mode) == ([1], [0.9], "lines+markers")
