@@ -166,9 +166,10 @@ def fit_model(sizes: Sequence[SizeMedian], noise: Callable[[], float] = lambda: 
     """
     line = fit_medians(sizes)
     off = max(abs(line.seconds_in(s.batch, s.micro_steps) / s.seconds - 1) for s in sizes)
-    if off <= _TOLERANCE or len(_knots(sizes)) < 3 or off <= noise():
+    if off <= _TOLERANCE:
         return line
-    return fit_curve(sizes)
+    knots = _knots(sizes)
+    return line if len(knots) < 3 or off <= noise() else _rising(knots)
 
 
 def fit_curve(sizes: Sequence[SizeMedian]) -> StepCurve:
@@ -179,7 +180,11 @@ def fit_curve(sizes: Sequence[SizeMedian]) -> StepCurve:
     """
     if not sizes:
         raise PlanError("a curve needs at least one observation; run a few steps first.")
-    knots = _knots(sizes)
+    return _rising(_knots(sizes))
+
+
+def _rising(knots: Sequence[_Knot]) -> StepCurve:
+    """Returns the curve through the knots, once they are made to rise by the least slope."""
     least = LEAST_SLOPE * min(knot.seconds / knot.samples for knot in knots)
     above = [knot.seconds - least * knot.samples for knot in knots]
     rising = _isotonic(above, [knot.weight / knot.seconds**2 for knot in knots])

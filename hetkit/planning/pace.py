@@ -16,7 +16,7 @@ device's curve, not drift, where a rising curve goes through all that is known.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from hetkit.planning.curve import fit_model
@@ -46,6 +46,10 @@ class SizeTimes:
         micro_steps: Micro-batches that they were computed in.
         times: Seconds, the newest last; at least one.
 
+    Attributes:
+        middle: The median of the times.
+        off: Each time's relative distance from it, the least first.
+
     Example:
         >>> SizeTimes(batch=8, micro_steps=1, times=(1.0, 1.2, 9.0)).middle.seconds
         1.2
@@ -54,16 +58,20 @@ class SizeTimes:
     batch: int
     micro_steps: int
     times: tuple[float, ...]
+    middle: SizeMedian = field(init=False, compare=False, repr=False)
+    off: tuple[float, ...] = field(init=False, compare=False, repr=False)
 
-    @property
-    def middle(self) -> SizeMedian:
-        """The median of the times."""
-        return SizeMedian(
+    def __post_init__(self) -> None:
+        # Both are asked for several times in every decision, and the times never change.
+        middle = SizeMedian(
             batch=self.batch,
             micro_steps=self.micro_steps,
             seconds=median(self.times),
             count=len(self.times),
         )
+        off = sorted(abs(time / middle.seconds - 1) for time in self.times)
+        object.__setattr__(self, "middle", middle)
+        object.__setattr__(self, "off", tuple(off))
 
     @property
     def pass_samples(self) -> float:
@@ -73,7 +81,7 @@ class SizeTimes:
     @property
     def pass_s(self) -> float:
         """Seconds of one micro-batch, by the median."""
-        return median(self.times) / self.micro_steps
+        return self.middle.seconds / self.micro_steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,9 +118,7 @@ class Pace:
         several = [size for size in self.sizes if len(size.times) > 1]
         if not several:
             return 0.0
-        middles = [median(size.times) for size in several]
-        rows = zip(several, middles, strict=True)
-        off = [abs(time / middle - 1) for size, middle in rows for time in size.times]
+        off = [distance for size in several for distance in size.off]
         sigma = 1.4826 * median(off) * len(off) / (len(off) - 0.8 * len(several))
         return sigma * math.sqrt(math.pi / (2 * count))
 

@@ -22,8 +22,9 @@ no line fits, `hetkit.planning.curve` gives one with bends.
 and it is relative: a step twice as long is twice as uncertain. So the observations of each size
 (b, k = ⌈b/μ⌉) are first reduced to their median m, and then the relative residuals
 r = (a·k + c·b)/m − 1 are made small under Huber's loss [1]_, each weighted by the number of its
-observations, by iteratively re-weighted least squares with a ≥ 0 and c > 0. Two sizes are met
-exactly, three or more in the sense of the fit.
+observations, by iteratively re-weighted least squares (weight 1 inside the bound, bound/|r|
+outside, and no bound below 1 %) with a ≥ 0 and c > 0. Two sizes are met exactly, three or more in
+the sense of the fit.
 
 .. [1] P. J. Huber, "Robust estimation of a location parameter", Ann. Math. Stat. 35 (1964).
 """
@@ -38,6 +39,9 @@ from hetkit.errors import PlanError
 
 _HUBER = 1.345
 """Huber's constant for 95 % efficiency on normal residuals, in robust standard deviations."""
+
+_INLIER = 0.01
+"""Relative residual that makes no outlier of a size, however close the others lie."""
 
 _SETTLED = 1e-5
 """Relative change of c at which the re-weighting ends: far below any measurement's noise."""
@@ -236,20 +240,16 @@ def fit_medians(sizes: Sequence[SizeMedian]) -> StepTime:
     launch_s, sample_s = _least_squares(rows, weights, least_sample_s, free)
     for _ in range(20 if len(sizes) > (2 if free else 1) else 0):
         off = [abs(launch_s * k + sample_s * b - 1) for k, b in rows]
-        refined = _least_squares(rows, _huber(off, weights), least_sample_s, free)
+        bound = max(_INLIER, _HUBER * 1.4826 * median(off))
+        if max(off) <= bound:
+            break
+        huber = [w if r <= bound else w * bound / r for r, w in zip(off, weights, strict=True)]
+        refined = _least_squares(rows, huber, least_sample_s, free)
         settled = math.isclose(refined[1], sample_s, rel_tol=_SETTLED)
         launch_s, sample_s = refined
         if settled:
             break
     return StepTime(launch_s=launch_s, sample_s=sample_s)
-
-
-def _huber(off: Sequence[float], counts: Sequence[float]) -> list[float]:
-    """Weights of the next least-squares fit: 1 inside Huber's bound, bound/|r| outside."""
-    bound = _HUBER * 1.4826 * median(off)
-    return [
-        count if r <= bound else count * bound / r for r, count in zip(off, counts, strict=True)
-    ]
 
 
 def _least_squares(

@@ -71,9 +71,9 @@ def overlapped(n: int) -> Callable[..., object]:
     return prepare
 
 
-def decision(n: int) -> Callable[..., object]:
+def decision(n: int, *, curves: bool = False) -> Callable[..., object]:
     def prepare(rng: random.Random) -> Callable[[], object]:
-        models = random_models(rng, n, curves=True)
+        models = random_models(rng, n, curves=curves)
 
         def window(batch: int) -> Window:
             seen = tuple(
@@ -120,12 +120,13 @@ def main() -> None:
         show(f"split, {n} devices, in units of 8", split(n, granularity=8))
         show(f"split, {n} devices, 5 buckets that overlap", overlapped(n))
     show("verdict, 6 devices", verdict(6))
-    decided = show("balancer, one decision, 6 devices, half of them curves", decision(6))
-    share = decided / (WINDOW_STEPS * STEP_S)
-    print(
-        f"balancer: {share:.3%} of a step of {STEP_S * 1e3:.0f} ms, at one decision in "
-        f"{WINDOW_STEPS} steps; 0.1% allowed"
-    )
+    for curves, shapes in ((False, ""), (True, ", half of them curves")):
+        what = f"balancer, one decision, 6 devices{shapes}"
+        share = show(what, decision(6, curves=curves)) / (WINDOW_STEPS * STEP_S)
+        print(
+            f"  {share:.3%} of a step of {STEP_S * 1e3:.0f} ms, at one decision in "
+            f"{WINDOW_STEPS} steps; 0.1% allowed"
+        )
 
 
 if __name__ == "__main__":
