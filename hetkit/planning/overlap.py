@@ -105,14 +105,24 @@ class BucketTimes:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A rank as what it makes the step last: e(b) = max_k [r_k(b) + the exchanges from k on]."""
+    """A rank as what it makes the step last: e(b) = max_k [r_k(b) + the exchanges from k on].
 
-    buckets: BucketTimes
-    tails_s: tuple[float, ...]
+    ``rows`` are, per bucket, γ_k and α_k + the exchanges from k on; those after a pass without
+    samples are ``idle_s``; each pass before the last takes ``fixed_s`` + ``sample_s``·its samples.
+    """
+
+    rows: tuple[tuple[float, float], ...]
+    idle_s: float
+    fixed_s: float
+    sample_s: float
 
     def seconds(self, batch: int, micro_batch: int) -> float:
-        ready_s = self.buckets.ready_s(batch, micro_batch)
-        return max(ready + tail for ready, tail in zip(ready_s, self.tails_s, strict=True))
+        if batch < 1:
+            return self.idle_s
+        passes = -(-batch // micro_batch)
+        size = batch / passes
+        before_s = (passes - 1) * (self.fixed_s + self.sample_s * size)
+        return before_s + max([sample * size + fixed for sample, fixed in self.rows])
 
     def samples_within(self, step_s: float, micro_batch: int) -> int:
         """Returns the most samples that let the step end in ``step_s``; it may be one off.
@@ -120,18 +130,13 @@ class _Held:
         Each full pass but the last adds the time of a whole one, so their number follows by one
         division; in the pass after them, each bucket allows so many samples, and the least counts.
         """
-        fixed_s, sample_s = self.buckets.fixed_s, self.buckets.sample_s
-        pass_s = fixed_s[-1] + sample_s[-1] * micro_batch
         beyond_s = step_s - self.seconds(micro_batch, micro_batch)
+        pass_s = self.fixed_s + self.sample_s * micro_batch
         full = int(beyond_s / pass_s) + 1 if beyond_s >= 0 else 0
         passes = full + 1
-        rest_s = step_s - full * fixed_s[-1]
-        rows = zip(fixed_s, sample_s, self.tails_s, strict=True)
-        batch = min(
-            int(passes * (rest_s - fixed - tail) / (full * sample_s[-1] + sample))
-            for fixed, sample, tail in rows
-        )
-        return min(max(batch, full * micro_batch), passes * micro_batch)
+        rest_s, before_s = step_s - full * self.fixed_s, full * self.sample_s
+        allowed = min([(rest_s - fixed) / (before_s + sample) for sample, fixed in self.rows])
+        return min(max(int(passes * allowed), full * micro_batch), passes * micro_batch)
 
 
 def split_overlapped(
@@ -202,4 +207,15 @@ def _held(ranks: Sequence[BucketTimes], exchange_s: Sequence[float]) -> list[_He
             f"{len(exchange_s)} exchanges {tuple(exchange_s)}, another number at ranks {wrong}."
         )
     tails_s = tuple(accumulate(reversed(exchange_s)))[::-1]
-    return [_Held(times, tails_s) for times in ranks]
+    return [
+        _Held(
+            rows=tuple(
+                (sample, fixed + tail)
+                for sample, fixed, tail in zip(times.sample_s, times.fixed_s, tails_s, strict=True)
+            ),
+            idle_s=tails_s[0],
+            fixed_s=times.fixed_s[-1],
+            sample_s=times.sample_s[-1],
+        )
+        for times in ranks
+    ]

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from hetkit.planning.batch_split import split_batch, step_seconds
+from hetkit.planning.curve import StepCurve
 from hetkit.planning.device_sets import DeviceSets
 from hetkit.planning.step_time import StepTime
 
@@ -66,3 +67,21 @@ def test_nothing_fits_is_no_choice() -> None:
     assert devices.alone() is None
     assert devices.even("even") is None
     assert devices.balanced("none", []) is None
+
+
+def test_sets_of_bent_devices_are_compared_by_their_curves() -> None:
+    bent = StepCurve(sizes=(0, 16, 64), times=(0.0, 0.016, 0.256))
+    devices = DeviceSets(
+        models=(StepTime(launch_s=0.0, sample_s=0.003), bent),
+        total=64,
+        micro_batches=(64, 64),
+        caps=(64, 64),
+        exchange_s=lambda ranks: 0.0,
+    )
+    best = devices.fastest()
+    assert best is not None
+    assert (best.ranks, best.batches) == ((0, 1), (32, 32))
+    assert best.step_s == pytest.approx(0.096)
+    alone = devices.alone()
+    assert alone is not None
+    assert alone.ranks == (0,)
