@@ -231,7 +231,7 @@ def summarise_epoch(records: Sequence[StepRecord], *, sync_every: int = 1) -> Ep
         lr=records[-1].lr,
         guard_cosine=min(_found(record.guard_cosine for record in records), default=None),
         guard_error=max(_found(record.guard_error for record in records), default=None),
-        noise=measure_noise(records, typical),
+        noise=measure_noise(records, critical, typical),
     )
 
 

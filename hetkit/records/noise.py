@@ -18,26 +18,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from hetkit.records.steps import StepRecord
+from hetkit.records.steps import RankStep, StepRecord
 
 MOST_BLOCKS = 20
 FEWEST_BLOCKS = 6
 """Fewer say too little of their own scatter."""
 
-_FIGURES: dict[str, Callable[[StepRecord], float | None]] = {
-    "samples_per_s": lambda record: record.samples_per_s,
-    "step_s": lambda record: record.step_s,
-    "data_s": lambda record: record.critical.data_s,
-    "compute_s": lambda record: record.critical.compute_s,
-    "wait_s": lambda record: record.critical.wait_s,
-    "transfer_s": lambda record: record.critical.transfer_s,
-    "codec_s": lambda record: record.critical.codec_s,
-    "optimizer_s": lambda record: record.critical.optimizer_s,
-    "other_s": lambda record: record.critical.other_s,
-    "comm_share": lambda record: record.comm_share,
-    "wire_bytes": lambda record: record.wire_bytes,
-    "loss": lambda record: record.loss,
-}
+_OF_ALL = ("samples_per_s", "step_s", "wire_bytes", "loss")
+_OF_CRITICAL = (
+    *("data_s", "compute_s", "wait_s", "transfer_s", "codec_s", "optimizer_s", "other_s"),
+    "comm_share",
+)
 
 _MEANS = ("samples_per_s", "loss")
 """Figures that the ledger takes over the whole epoch, whatever is typical of a step."""
@@ -61,22 +52,27 @@ class Noise:
 
 
 def measure_noise(
-    records: Sequence[StepRecord], typical: Callable[[Iterable[float]], float]
+    records: Sequence[StepRecord],
+    critical: Sequence[RankStep],
+    typical: Callable[[Iterable[float]], float],
 ) -> dict[str, Noise]:
-    """Returns the noise of each figure of the critical rank's step, by field.
+    """Returns the noise of each figure, by field; the parts of a step are the critical rank's.
 
     Figures with readings in fewer than 6 steps are left out.
 
     Args:
         records: An epoch's steps, oldest first.
+        critical: The steps of the epoch's critical rank, oldest first.
         typical: How the epoch's figures are taken: the median or the mean.
     """
     found = {}
-    for name, figure in _FIGURES.items():
-        values = [value for value in map(figure, records) if value is not None]
-        noise = block_noise(values, fmean if name in _MEANS else typical)
-        if noise is not None:
-            found[name] = noise
+    for steps, names in ((records, _OF_ALL), (critical, _OF_CRITICAL)):
+        for name in names:
+            values = [getattr(step, name) for step in steps]
+            known = [value for value in values if value is not None]
+            noise = block_noise(known, fmean if name in _MEANS else typical)
+            if noise is not None:
+                found[name] = noise
     return found
 
 

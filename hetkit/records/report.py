@@ -6,6 +6,7 @@ Pure functions. A missing reading is None and shows as a dash, never as 0. Whate
 
 import html
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
 DASH = "–"
 """What stands for a reading that does not exist."""
 
-_CELL = "padding:0.25em 0.8em;border:none;white-space:nowrap;"
+LINE = 120
+"""Most characters of a line of text that a table should take."""
+
+_CELL = "padding:0.25em 0.6em;border:none;white-space:nowrap;"
+_NOTE = (
+    "padding:0 0.6em 0.4em 0.6em;border:none;text-align:left;white-space:normal;"
+    "overflow-wrap:anywhere;color:var(--jp-ui-font-color2,inherit);"
+)
+_FRAME = "max-width:100%;overflow-x:auto;"
 _RULE = "border-bottom:1px solid var(--jp-border-color2,#8884);"
 _TABLE = (
     "border-collapse:collapse;border:none;font-variant-numeric:tabular-nums;"
@@ -128,7 +137,36 @@ def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(map(_padded, line, widths, right)).rstrip() for line in lines)
 
 
-def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
+def table_width(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Returns how many characters wide `text_table` makes the table.
+
+    Example:
+        >>> table_width(["device", "samples/s"], [["A100", "230"], ["V100", "99.5"]])
+        17
+    """
+    columns = zip(headers, *rows, strict=True)
+    widths = [max(cell_len(one_line(cell)) for cell in column) for column in columns]
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def fold(text: str) -> str:
+    """Returns a text of one line, folded to `LINE` characters; what goes on is set in.
+
+    Example:
+        >>> fold("short")
+        'short'
+        >>> max(len(line) for line in fold("a word " * 40).splitlines()) <= LINE
+        True
+    """
+    return textwrap.fill(one_line(text), LINE, subsequent_indent="  ")
+
+
+def html_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    caption: str = "",
+    notes: Sequence[str] = (),
+) -> str:
     """Returns a table as HTML that reads well in JupyterLab's light and dark themes.
 
     Every header, cell and the caption are escaped. The style is inline and takes JupyterLab's own
@@ -138,6 +176,8 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]], caption: s
         headers: One title per column.
         rows: The cells, as text, one per column.
         caption: What the table shows; none when empty.
+        notes: One for each row, or none at all: what stands below it, over all columns; it wraps,
+            so that it makes the table no wider. An empty one takes no room.
 
     Raises:
         ValueError: A row has another length than the headers.
@@ -153,11 +193,14 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]], caption: s
         f'<th scope="col" style="{_CELL}{_RULE}{align}">{html.escape(header)}</th>'
         for header, align in zip(headers, aligns, strict=True)
     )
-    body = "".join(f"<tr>{_html_cells(row, aligns)}</tr>" for row in rows)
+    body = "".join(
+        f"<tr>{_html_cells(row, aligns)}</tr>{_html_note(note, len(headers))}"
+        for row, note in zip(rows, notes or [""] * len(rows), strict=True)
+    )
     title = f'<caption style="{_CAPTION}">{html.escape(caption)}</caption>' if caption else ""
     return (
-        f'<table style="{_TABLE}">{title}'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        f'<div style="{_FRAME}"><table style="{_TABLE}">{title}'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
@@ -227,6 +270,12 @@ def _html_cells(row: Sequence[str], aligns: Sequence[str]) -> str:
         f'<td style="{_CELL}{align}">{html.escape(cell)}</td>'
         for cell, align in zip(row, aligns, strict=True)
     )
+
+
+def _html_note(note: str, columns: int) -> str:
+    if not note:
+        return ""
+    return f'<tr><td colspan="{columns}" style="{_NOTE}">{html.escape(note)}</td></tr>'
 
 
 def _check_rectangle(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

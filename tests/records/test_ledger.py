@@ -1,4 +1,5 @@
 import dataclasses
+import re
 import sys
 
 import pytest
@@ -64,11 +65,13 @@ def test_the_even_epoch_is_the_base_wherever_it_stands(row):
 
 def test_columns_come_with_their_values(row):
     plain = str(Ledger(LABELS, [row(0)]))
-    assert not any(header in plain for header in ("predicted", "skipped", "floor", "lr"))
+    assert "–" not in plain
+    assert not any(header in plain for header in ("forecast", "skipped", "floor", "lr"))
     full = row(0, predicted_step_s=0.19, spread_floor=0.012)
     full = str(Ledger(LABELS, [dataclasses.replace(full, lr=0.001)]))
-    assert "predicted" in full
+    assert "forecast" in full
     assert "190 ms" in full
+    assert "4.00 KiB" in full
     assert "0.001" in full
     assert "1.2 %" in full
 
@@ -76,7 +79,7 @@ def test_columns_come_with_their_values(row):
 def test_the_loss_scale_shows_with_fp16_and_the_skipped_steps_with_it(row):
     text = str(Ledger(LABELS, [dataclasses.replace(row(0), loss_scale=32768.0)]))
     assert "skipped" in text
-    assert text.splitlines()[3].split()[-2:] == ["0", "32768"]
+    assert text.splitlines()[3].split()[-3:] == ["0", "32768", "1.000"]
 
 
 def test_local_steps_are_marked(row):
@@ -149,3 +152,62 @@ def test_the_plot_stacks_each_rank_s_step(ledger):
     stacked = [sum(part.y[bar] for part in parts) for bar in range(4)]
     assert stacked == pytest.approx([0.4, 0.4, 0.25, 0.25])
     assert list(parts[0].x[1]) == [*LABELS, *LABELS]
+
+
+@pytest.fixture
+def wide(row):
+    """Everything that can be in a ledger at once: eight ranks, metrics, guard, loss scale."""
+    rows = [
+        row(
+            epoch,
+            batches=(117, 117, 64, 64, 64, 64, 11, 11),
+            compression="threshold(ratio=0.05)",
+            amp=("bf16",) * 2 + ("fp16",) * 6,
+            metrics={"loss": 0.5, "accuracy": 0.91, "perplexity": 12.0},
+            predicted_step_s=0.2,
+            spread_floor=0.01,
+            changes=("compression: none → threshold(ratio=0.05)", "batches: even → auto") * 3,
+        )
+        for epoch in range(3)
+    ]
+    return Ledger(
+        [f"card #{rank}" for rank in range(8)],
+        [
+            dataclasses.replace(each, guard_cosine=0.95, loss_scale=65536.0, lr=0.001)
+            for each in rows
+        ],
+    )
+
+
+def test_the_text_keeps_to_120_columns_and_names_what_does_not_fit(wide):
+    lines = str(wide).splitlines()
+    assert max(map(len, lines)) <= 120
+    assert "2×117 + 4×64 + 2×11" in lines[4]
+    text = " ".join(" ".join(lines).split())
+    assert re.search(r"not shown, for want of width: .*, floor; to_pandas\(\) has all", text)
+    headers = lines[2] if "samples/s" in lines[2] else lines[1]
+    assert {"epoch", "batches", "samples/s", "vs", "loss"} <= set(headers.split())
+
+
+def test_html_holds_the_notes_below_their_rows_and_may_scroll_but_never_overflows(wide):
+    page = wide._repr_html_()
+    assert page.startswith('<div style="max-width:100%;overflow-x:auto;">')
+    assert page.count("colspan") == 3
+    assert page.count("batches: even → auto") == 9
+
+
+def test_unlike_batches_of_many_ranks_become_a_range(row):
+    batches = tuple(range(10, 26))
+    assert "60+26+42+60+26+42" in str(
+        Ledger([f"#{rank}" for rank in range(6)], [row(batches=(60, 26, 42, 60, 26, 42))])
+    )
+    assert "10…25 on 16" in str(Ledger([f"#{rank}" for rank in range(16)], [row(batches=batches)]))
+
+
+def test_the_cosine_and_the_memory_show_where_there_are_readings(row):
+    header = str(Ledger(LABELS, [row(0)])).splitlines()[1].split()
+    assert not {"cosine", "memory"} & set(header)
+    full = dataclasses.replace(row(0), guard_cosine=0.917, memory_peak_bytes=(None, 3.0 * 2**30))
+    text = str(Ledger(LABELS, [full]))
+    assert "0.917" in text
+    assert "3.00 GiB" in text
