@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hetkit as hk
-from hetkit.devices.device import Device, Emulation
+from hetkit.devices.device import Device, Emulation, Link
 from hetkit.errors import SettingsError
 from hetkit.planning.schedule import (
     Position,
@@ -24,6 +24,14 @@ START = Position(epoch=0, step=0, epoch_first_step=0, samples=1000)
 def device(index: int = 0, **amp_pace: float) -> Device:
     emulation = Emulation(amp_pace=amp_pace)
     return Device(name="card", kind="cpu", index=index, key=f"e:{index}", emulation=emulation)
+
+
+def on_hosts(hosts: str, inter_bytes_per_s: float) -> list[Device]:
+    """A device for each letter, which names its host; inside a host the link has 80 GB/s."""
+    links = Emulation(
+        intra_link=Link(bytes_per_s=80e9), inter_link=Link(bytes_per_s=inter_bytes_per_s)
+    )
+    return [replace(device(place), host=host, emulation=links) for place, host in enumerate(hosts)]
 
 
 def plan(settings: Settings, **more):
@@ -117,8 +125,12 @@ def test_the_first_epochs_travel_uncompressed():
     ],
 )
 def test_islands_are_the_hosts_or_those_given_where_they_save_a_message(hosts, hierarchy, islands):
-    devices = [replace(device(place), host=host) for place, host in enumerate(hosts)]
-    assert resolve_islands(Settings(hierarchy=hierarchy), devices) == islands
+    assert resolve_islands(Settings(hierarchy=hierarchy), on_hosts(hosts, 1e9)) == islands
+
+
+@pytest.mark.parametrize(("inter", "islands"), [(80e9, ()), (1e9, ((0, 1), (2, 3)))])
+def test_hosts_are_no_islands_where_the_links_between_are_as_fast(inter, islands):
+    assert resolve_islands(Settings(), on_hosts("aabb", inter)) == islands
 
 
 def test_changes_are_named_with_both_values():
