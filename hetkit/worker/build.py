@@ -17,7 +17,8 @@ from hetkit.worker.batchnorm import SharedStatistics, share_batchnorm
 from hetkit.worker.checkpoint import read_state
 from hetkit.worker.codecs.registry import make_codec
 from hetkit.worker.data import Samples, open_training, open_validation, to_device
-from hetkit.worker.emulation import DeviceClock, EmulatedLink, EmulatedMemory
+from hetkit.worker.emulated_link import EmulatedLink
+from hetkit.worker.emulation import DeviceClock, EmulatedMemory
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.hierarchy import Archipelago
 from hetkit.worker.loop import TrainingLoop

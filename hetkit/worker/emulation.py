@@ -7,9 +7,10 @@ Forward ends at t_f, and bucket k becomes ready no earlier than its share of the
                                  t_f           hand-over 0   hand-over 1
     link                                       ───b0───▶ ─b1─▶     FIFO: latency + bytes / rate
 
-So overlap, exposed transfer, waiting and the order of buckets behave as on the real thing. A third
-of the compute is the forward and two thirds the backward, the usual ratio of their operations
-(each matrix product of the forward has two in the backward).
+So overlap, exposed transfer, waiting and the order of buckets behave as on the real thing (the link
+is `hetkit.worker.emulated_link`'s). A third of the compute is the forward and two thirds the
+backward, the usual ratio of their operations (each matrix product of the forward has two in the
+backward).
 """
 
 import random
@@ -17,8 +18,7 @@ import time
 
 import torch
 
-from hetkit.devices.device import Device, Emulation, Link
-from hetkit.planning.exchange_time import ring_bytes
+from hetkit.devices.device import Device, Emulation
 
 FORWARD_SHARE = 1 / 3
 """Share of a step's compute that the forward pass takes."""
@@ -144,47 +144,6 @@ class DeviceClock:
             time.sleep(due - now)
         self._phase_start = time.monotonic()
         return max(0.0, now - due)
-
-
-class EmulatedLink:
-    """The link between the emulated devices: one message at a time, latency + bytes / rate.
-
-    Args:
-        link: The slowest link on the ring of these ranks.
-        world_size: Ranks that it connects.
-        time_scale: Wall seconds per device second.
-    """
-
-    def __init__(self, link: Link, world_size: int, time_scale: float) -> None:
-        self._link = link
-        self._world_size = world_size
-        self._time_scale = time_scale
-        self._free_at = 0.0
-
-    def occupy(self, arrival: float, raw_bytes: int) -> None:
-        """Holds until a ring all-reduce of ``raw_bytes`` that began at ``arrival`` has passed."""
-        self._hold(arrival, 2 * (self._world_size - 1), ring_bytes(self._world_size, raw_bytes))
-
-    def occupy_half(self, arrival: float, whole_bytes: int) -> None:
-        """Holds as an all-to-all or an all-gather does: each is one half of a ring all-reduce.
-
-        Args:
-            arrival: When the last rank came.
-            whole_bytes: What one rank has before an all-to-all, or after an all-gather.
-        """
-        self._hold(arrival, self._world_size - 1, ring_bytes(self._world_size, whole_bytes) / 2)
-
-    def occupy_spread(self, arrival: float, raw_bytes: int) -> None:
-        """Holds as a broadcast does that goes from rank to rank, in pieces."""
-        self._hold(arrival, self._world_size - 1, raw_bytes if self._world_size > 1 else 0)
-
-    def _hold(self, arrival: float, hops: int, sent_bytes: float) -> None:
-        begin = max(arrival, self._free_at)
-        seconds = hops * self._link.latency_s + sent_bytes / self._link.bytes_per_s
-        self._free_at = begin + seconds * self._time_scale
-        rest = self._free_at - time.monotonic()
-        if rest > 0:
-            time.sleep(rest)
 
 
 class EmulatedMemory:

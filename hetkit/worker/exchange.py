@@ -32,7 +32,7 @@ from hetkit.errors import WorkerError
 from hetkit.worker.codecs.bucket import Bucket
 from hetkit.worker.codecs.codec import Codec
 from hetkit.worker.codecs.plain import Plain
-from hetkit.worker.emulation import EmulatedLink
+from hetkit.worker.emulated_link import EmulatedLink
 from hetkit.worker.guard import Guard
 from hetkit.worker.precision import buckets_finite
 from hetkit.worker.wire import GroupWire

@@ -29,7 +29,7 @@ from hetkit.devices.device import Device
 from hetkit.planning.exchange_time import ring_bytes, slowest_link
 from hetkit.worker.codecs.bucket import Bucket, Piece
 from hetkit.worker.codecs.codec import Codec, Wire
-from hetkit.worker.emulation import EmulatedLink
+from hetkit.worker.emulated_link import EmulatedLink
 from hetkit.worker.wire import GroupWire
 
 Islands = Sequence[tuple[int, ...]]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from hetkit.worker.emulation import EmulatedLink
+from hetkit.worker.emulated_link import EmulatedLink
 
 
 class GroupWire:

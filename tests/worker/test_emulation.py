@@ -1,18 +1,14 @@
-"""The emulated device's clock, link and memory, on a clock that the test moves."""
+"""The emulated device's clock and memory, on a clock that the test moves."""
 
 import statistics
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hetkit.devices.device import Device, Emulation, Link, SlowDown
-from hetkit.planning.exchange_time import ring_bytes
+from hetkit.devices.device import Device, Emulation, SlowDown
 from hetkit.worker import emulation
 from hetkit.worker.emulation import (
     DeviceClock,
-    EmulatedLink,
     EmulatedMemory,
     EmulatedOutOfMemoryError,
 )
@@ -158,55 +154,6 @@ def test_jitter_is_seeded_by_seed_rank_and_step(clock_of):
 def test_jitter_never_stops_or_turns_the_clock(clock_of):
     clock = DeviceClock(Emulation(jitter=50.0), 0.01, 0)
     assert min(noises(clock, clock_of.time, range(50))) >= 0.1 - 1e-9
-
-
-# ── link ──
-
-
-def test_a_message_takes_latency_and_bytes_by_rate(clock_of):
-    time = clock_of.time
-    link = EmulatedLink(Link(latency_s=0.001, bytes_per_s=1e6), world_size=4, time_scale=2.0)
-    start = time.now
-    link.occupy(start, 1_000_000)
-    expected = 2 * (6 * 0.001 + ring_bytes(4, 1e6) / 1e6)
-    assert time.now - start == pytest.approx(expected)
-
-
-def test_messages_pass_one_after_the_other(clock_of):
-    time = clock_of.time
-    link = EmulatedLink(Link(bytes_per_s=1e6), world_size=2, time_scale=1.0)
-    start = time.now
-    link.occupy(start, 500_000)
-    assert time.now - start == pytest.approx(0.5)
-    link.occupy(start + 0.1, 500_000)  # was ready while the first was on its way
-    assert time.now - start == pytest.approx(1.0)
-    link.occupy(start + 3.0, 500_000)
-    assert time.now - start == pytest.approx(3.5), "a late one begins when it comes"
-
-
-@given(
-    messages=st.lists(
-        st.tuples(st.floats(0.0, 2.0), st.integers(0, 2_000_000)), min_size=1, max_size=8
-    )
-)
-def test_the_link_is_never_faster_than_its_bytes(messages):
-    fake = FakeTime()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emulation, "time", fake)
-        link = EmulatedLink(Link(bytes_per_s=1e6), world_size=2, time_scale=1.0)
-        start = fake.now
-        for gap, size in messages:
-            arrival = fake.now + gap
-            fake.now = arrival
-            link.occupy(arrival, size)
-            assert fake.now >= arrival + size / 1e6 - 1e-6
-        assert fake.now - start >= sum(size for _, size in messages) / 1e6 - 1e-6
-
-
-def test_a_free_link_costs_nothing(clock_of):
-    before = clock_of.time.now
-    EmulatedLink(Link(), world_size=8, time_scale=1.0).occupy(before, 10**9)
-    assert clock_of.time.now == before
 
 
 # ── memory ──

@@ -12,7 +12,7 @@ from hetkit.worker.codecs.bucket import Bucket
 from hetkit.worker.codecs.codec import Codec
 from hetkit.worker.codecs.plain import Plain
 from hetkit.worker.codecs.registry import make_codec
-from hetkit.worker.emulation import EmulatedLink
+from hetkit.worker.emulated_link import EmulatedLink
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.group import is_peer_loss
 

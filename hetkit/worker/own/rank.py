@@ -31,7 +31,8 @@ from hetkit.planning.batch_split import even_split
 from hetkit.planning.exchange_time import slowest_link
 from hetkit.worker.checkpoint import read_state, write_state
 from hetkit.worker.codecs.registry import make_codec
-from hetkit.worker.emulation import EmulatedLink, EmulatedMemory
+from hetkit.worker.emulated_link import EmulatedLink
+from hetkit.worker.emulation import EmulatedMemory
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.group import share_tensors
 from hetkit.worker.hierarchy import Archipelago
