@@ -6,11 +6,10 @@ control mirrors the session: what a cell has set shows here too, and a refused v
 
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any
+from typing import Any, Self
 
 import ipywidgets as ipw
 
-from hetkit.compression import COMPRESSIONS
 from hetkit.settings import AMP_MODES, Settings
 from hetkit.widgets.frames import show_value
 from hetkit.widgets.wiring import Mirror, Report, SessionLike, attempt, weakly
@@ -116,6 +115,16 @@ class Choice:
         self.refresh()
         self.dropdown.observe(weakly(self._choose), "value")
 
+    @classmethod
+    def of_amp(cls, session: SessionLike, report: Report) -> Self:
+        """Returns the dropdown of the precision."""
+        return cls(session, "amp", "AMP", lambda _: AMP_MODES, report)
+
+    @classmethod
+    def of_micro_batch(cls, session: SessionLike, report: Report) -> Self:
+        """Returns the dropdown of the micro-batch: powers of two."""
+        return cls(session, "micro_batch", "Micro-batch", _micro_batches, report)
+
     def refresh(self) -> None:
         """Brings the dropdown and its note to the session's settings, whoever changed them."""
         settings, applied = self._session.settings, self._session.applied
@@ -137,15 +146,6 @@ class Choice:
             return
         attempt(lambda: self._session.set(**{self._name: wanted}), self._report)
         self.refresh()
-
-
-def settings_choices(session: SessionLike, report: Report) -> list[Choice]:
-    """Returns the dropdowns of a dashboard, made from the fields of `Settings`."""
-    return [
-        Choice(session, "amp", "AMP", lambda _: AMP_MODES, report),
-        Choice(session, "compression", "Compression", lambda _: COMPRESSIONS, report),
-        Choice(session, "micro_batch", "Micro-batch", _micro_batches, report),
-    ]
 
 
 def effect_note() -> Any:

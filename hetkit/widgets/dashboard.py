@@ -10,7 +10,8 @@ from IPython import get_ipython
 from IPython.display import display
 
 from hetkit.widgets.batches import BatchControls
-from hetkit.widgets.controls import Transport, settings_choices
+from hetkit.widgets.controls import Transport
+from hetkit.widgets.entries import settings_controls
 from hetkit.widgets.feed import Feed
 from hetkit.widgets.panels import Review
 from hetkit.widgets.strip import Strip
@@ -87,11 +88,11 @@ class Dashboard:
         say = self.feed.say
         self.transport = Transport(session, say)
         self.batches = BatchControls(session, say)
-        self.choices = settings_choices(session, say)
+        self.settings = settings_controls(session, say)
         self.strip = Strip(self.feed.snapshot, self.feed.receive)
         self.review = Review(session, say)
         settings = ipw.HBox(
-            [self.batches.widget, *(choice.widget for choice in self.choices)],
+            [self.batches.widget, *(control.widget for control in self.settings.values())],
             layout={"flex_flow": "row wrap"},
         )
         self.widget = ipw.VBox(
@@ -117,8 +118,8 @@ class Dashboard:
     def _refresh(self) -> None:
         self.transport.refresh()
         self.batches.refresh()
-        for choice in self.choices:
-            choice.refresh()
+        for control in self.settings.values():
+            control.refresh()
 
     def _ipython_display_(self) -> None:
         display(self.widget)  # type: ignore[no-untyped-call]

@@ -2,9 +2,8 @@ from typing import Any
 
 import pytest
 
-from hetkit.compression import COMPRESSIONS
 from hetkit.settings import AMP_MODES
-from hetkit.widgets.controls import Choice, Transport, effect_text, settings_choices
+from hetkit.widgets.controls import Choice, Transport, effect_text
 
 
 @pytest.fixture
@@ -14,8 +13,10 @@ def transport(session: Any, said: list[str]) -> Transport:
 
 @pytest.fixture
 def choices(session: Any, said: list[str]) -> dict[str, Choice]:
-    amp, compression, micro = settings_choices(session, said.append)
-    return {"amp": amp, "compression": compression, "micro_batch": micro}
+    return {
+        "amp": Choice.of_amp(session, said.append),
+        "micro_batch": Choice.of_micro_batch(session, said.append),
+    }
 
 
 def test_run_trains_as_many_epochs_as_the_box_says(session: Any, transport: Transport) -> None:
@@ -69,7 +70,6 @@ def test_buttons_are_enabled_by_the_state(
 
 def test_the_choices_are_those_of_the_settings(choices: dict[str, Choice]) -> None:
     assert choices["amp"].dropdown.options == AMP_MODES
-    assert choices["compression"].dropdown.options == COMPRESSIONS
     assert choices["micro_batch"].dropdown.options[:4] == ("as fits", "1", "2", "4")
     assert choices["micro_batch"].dropdown.options[-1] == "256"
 

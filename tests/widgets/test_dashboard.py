@@ -63,7 +63,7 @@ def test_a_closed_dashboard_is_made_anew(session: FakeSession, displayed: list[A
 def test_the_controls_follow_the_session(session: FakeSession, dashboard: Dashboard) -> None:
     session.set(amp="bf16", batches="auto")
     session.state = "paused"
-    until(lambda: dashboard.choices[0].dropdown.value == "bf16")
+    until(lambda: dashboard.settings["amp"].dropdown.value == "bf16")
     until(lambda: dashboard.transport.pause.description == "Resume")
     until(lambda: dashboard.batches.mode.value == "auto")
     assert [name for name, _ in session.calls] == ["set"]
