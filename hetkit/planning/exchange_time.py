@@ -12,6 +12,12 @@ In every round all links work at once, so the slowest sets the pace. This is the
 bandwidth-optimal all-reduce [1]_; traffic grows with n in total and hardly at all per rank, and
 what does grow with n is the latency.
 
+Between hosts links are slower than inside one, and a flat ring over both is as slow as its slowest
+hop. Over *islands* of fast links, the gradient is summed inside each, one rank of each exchanges
+the sum with the others, and the result is spread inside (`hetkit.worker.hierarchy`)::
+
+    seconds = ring inside + (codec's) exchange of the leaders + spread inside
+
 .. [1] P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
    workstations", J. Parallel Distrib. Comput. 69 (2009).
 """
@@ -128,24 +134,69 @@ def island_seconds(
     return max(sums) + ring_seconds(n, sent_bytes, outside) + max(spreads)
 
 
-def islands_pay(devices: Sequence[Device], islands: Sequence[Sequence[int]]) -> bool:
+def exchange_seconds(
+    devices: Sequence[Device],
+    raw_bytes: float,
+    *,
+    islands: Sequence[Sequence[int]] = (),
+    sent_bytes: float | None = None,
+) -> float | None:
+    """Returns how long one exchange takes: in a flat ring over all devices, or over islands.
+
+    Args:
+        devices: The fleet, in rank order.
+        raw_bytes: Size of the gradient.
+        islands: The ranks of each island, its leader first. Default: none, a flat ring.
+        sent_bytes: What a rank (with islands, a leader to the others) sends, after the codec.
+            Default: the gradient as it is, in a ring.
+
+    Returns:
+        Seconds; None where the links are not known.
+
+    Example:
+        >>> import hetkit as hk
+        >>> fleet = hk.emulate("4xV100", link="1GB/s").devices
+        >>> exchange_seconds(fleet, 1e9), exchange_seconds(fleet, 1e9, sent_bytes=0.375e9)
+        (1.5, 0.375)
+    """
+    if islands:
+        return island_seconds(devices, islands, raw_bytes, sent_bytes)
+    slowest, n = slowest_link(devices), len(devices)
+    if slowest is None:
+        return None
+    return ring_seconds(n, ring_bytes(n, raw_bytes) if sent_bytes is None else sent_bytes, slowest)
+
+
+def islands_pay(
+    devices: Sequence[Device],
+    islands: Sequence[Sequence[int]],
+    *,
+    flat_bytes: float | None = None,
+    between_bytes: float | None = None,
+) -> bool:
     """Tells whether islands are faster than one flat ring, for a bucket of PyTorch's usual size.
 
-    Where the links are not known, several hosts are reason enough: inside one they are faster.
+    A codec that sends little speaks for the flat ring: inside islands the gradient travels as it
+    is. Where the links are not known, several hosts are reason enough: inside one they are faster.
+
+    Args:
+        devices: The fleet, in rank order.
+        islands: The ranks of each island, its leader first.
+        flat_bytes: What a rank sends of a bucket of `BUCKET_BYTES` in the flat exchange, after the
+            codec. Default: as it is.
+        between_bytes: What a leader sends of it to the other leaders.
     """
-    flat, by_islands = slowest_link(devices), island_seconds(devices, islands, BUCKET_BYTES)
-    if flat is None or by_islands is None:
-        return True
-    n = len(devices)
-    return by_islands < ring_seconds(n, ring_bytes(n, BUCKET_BYTES), flat)
+    flat_s = exchange_seconds(devices, BUCKET_BYTES, sent_bytes=flat_bytes)
+    by_islands_s = island_seconds(devices, islands, BUCKET_BYTES, between_bytes)
+    return flat_s is None or by_islands_s is None or by_islands_s < flat_s
 
 
 def slowest_link(devices: Sequence[Device]) -> Link | None:
     """Returns the link that sets the pace of a ring over ``devices``.
 
-    On one host that is the slowest of their links inside a host, on several hosts the slowest
-    between hosts. Latency and rate may come from different devices: each round of the ring waits
-    for the worst of both.
+    The ring goes through them in their order, and back to the first: from one device to the next
+    of the same host over the links inside, to one of another host over those between. Latency and
+    rate may come from different hops: each round of the ring waits for the worst of both.
 
     Returns:
         None where it is not known: real devices state no link, it has to be measured.
@@ -164,11 +215,13 @@ def slowest_link(devices: Sequence[Device]) -> Link | None:
     """
     if not devices:
         raise PlanError("no devices: give at least one.")
-    emulations = [device.emulation for device in devices if device.emulation is not None]
-    if len(emulations) < len(devices):
-        return None
-    several_hosts = len({device.host for device in devices}) > 1
-    links = [e.inter_link if several_hosts else e.intra_link for e in emulations]
+    links = []
+    for here, there in zip(devices, [*devices[1:], devices[0]], strict=True):
+        for emulation in (here.emulation, there.emulation):
+            if emulation is None:
+                return None
+            inside = here.host == there.host
+            links.append(emulation.intra_link if inside else emulation.inter_link)
     return Link(
         latency_s=max(link.latency_s for link in links),
         bytes_per_s=min(link.bytes_per_s for link in links),

@@ -133,6 +133,20 @@ def test_hosts_are_no_islands_where_the_links_between_are_as_fast(inter, islands
     assert resolve_islands(Settings(), on_hosts("aabb", inter)) == islands
 
 
+@pytest.mark.parametrize(
+    ("compression", "islands"),
+    [
+        ("none", ((0, 1, 2), (3, 4, 5))),
+        ("fp16", ((0, 1, 2), (3, 4, 5))),
+        ("topk(ratio=0.01)", ()),
+        ("task:mine", ((0, 1, 2), (3, 4, 5))),
+    ],
+)
+def test_a_codec_that_sends_little_needs_no_islands(compression, islands):
+    settings = Settings(compression=compression)
+    assert resolve_islands(settings, on_hosts("aaabbb", 10e9)) == islands
+
+
 def test_changes_are_named_with_both_values():
     before = Settings()
     assert describe_changes(None, before) == ()
