@@ -112,6 +112,8 @@ def head(session: SessionLike, now: Sequence[StepRecord]) -> dict[str, Any]:
         "progress": _progress(session.progress),
         "samples_per_s": sum(r.samples for r in now) / seconds if seconds else None,
         "loss": now[-1].loss if now else None,
+        "guard": guard(session.history, session.plan),
+        "notice": notice(session.history, session.progress.epoch_first_step),
         "devices": devices,
         "pending": pending(session.settings, session.applied),
         "error": describe_error(session.error),
@@ -162,6 +164,25 @@ def device_figures(session: SessionLike, place: int, now: Sequence[StepRecord]) 
         "step_s": seconds / len(rows) if rows else None,
         "parts": _parts(rows),
     }
+
+
+def guard(history: History, plan: Plan | None) -> dict[str, float | None] | None:
+    """Returns the newest comparison of the compressed gradient with the true one.
+
+    None without compression, and where the guard has not looked yet.
+    """
+    if plan is None or plan.compression == "none":
+        return None
+    for record in reversed(history.records_since(plan.epoch_first_step - 1)):
+        if record.guard_cosine is not None:
+            return {"cosine": record.guard_cosine, "error": record.guard_error}
+    return None
+
+
+def notice(history: History, first_step: int) -> str | None:
+    """Returns the newest thing that a person should know of the steps since ``first_step``."""
+    told = (e.text for e in reversed(history.events) if e.kind == "notice" and e.step >= first_step)
+    return next(told, None)
 
 
 def pending(requested: Settings, applied: Settings | None) -> list[dict[str, str]]:

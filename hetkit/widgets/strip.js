@@ -223,6 +223,7 @@ function makeStatus() {
     const [silent, still] = [heardAt, steppedAt].map((at) => Math.floor((Date.now() - at) / 1e3));
     const entries = head.error ? [entry(head.error, "hk-bad")] : [];
     if (head.status) entries.push(entry(head.status, "hk-bad"));
+    if (head.notice) entries.push(entry(head.notice, "hk-warn"));
     for (const { name, requested, applied, effect } of head.pending) {
       entries.push(entry(`requested ${name} ${requested}, now ${applied}, from ${effect}`, "hk-warn"));
     }
@@ -245,13 +246,19 @@ function makeTable(fleet) {
   const table = node("table", "",
     node("thead", "", node("tr", "", ...titles.map((title) => node("th", "", title)))),
     node("tbody", "", ...rows.map((cells) => node("tr", "", ...cells))));
-  const element = node("details", "hk-table", node("summary", "", "Latest values as a table"), table);
-  const update = ({ head }) => rows.forEach((cells, rank) => {
-    const f = head.devices[rank];
-    const seconds = PARTS.map((_, i) => number(f.parts?.[i]));
-    const texts = [number(f.samples_per_s), number(f.batch), f.amp ?? "–", size(f.memory_bytes), ...seconds];
-    texts.forEach((text, i) => setText(cells[i + 1], text));
-  });
+  const guard = node("div", "hk-guard");
+  const element = node("details", "hk-table", node("summary", "", "Latest values as a table"), table, guard);
+  const update = ({ head }) => {
+    rows.forEach((cells, rank) => {
+      const f = head.devices[rank];
+      const seconds = PARTS.map((_, i) => number(f.parts?.[i]));
+      const texts = [number(f.samples_per_s), number(f.batch), f.amp ?? "–", size(f.memory_bytes), ...seconds];
+      texts.forEach((text, i) => setText(cells[i + 1], text));
+    });
+    const { cosine, error } = head.guard ?? {};
+    setText(guard, `compressed gradient: cosine ${number(cosine)} to the true one, relative error ${percent(error)}`);
+    guard.hidden = !head.guard;
+  };
   return { element, update };
 }
 

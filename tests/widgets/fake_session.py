@@ -196,6 +196,9 @@ class FakeSession:
             micro_batches=tuple(max(1, b) for b in batches),
             amp=tuple("fp16" if mode == "auto" else mode for mode in amp),
             compression=settings.compression,
+            lr=settings.lr if isinstance(settings.lr, float) else None,
+            bucket_bytes=settings.bucket_bytes,
+            sync_every=settings.sync_every,
             reason=str(asked),
         )
 
@@ -240,6 +243,9 @@ class FakeSession:
             samples=sum(plan.batches),
             loss=loss,
             skipped=False,
+            lr=0.001 if plan.lr is None else plan.lr,
+            guard_cosine=None if plan.compression == "none" or self._step % 10 else 0.95,
+            guard_error=None if plan.compression == "none" or self._step % 10 else 0.3,
             ranks=rows,
         )
 

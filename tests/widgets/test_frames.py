@@ -115,3 +115,21 @@ def test_pending_names_what_is_asked_and_not_in_force() -> None:
         {"name": "amp", "requested": "bf16", "applied": "off", "effect": "next epoch"},
     ]
     assert pending(requested, None) == []
+
+
+def test_the_guard_s_newest_reading_is_shown_under_compression_only(session: Any) -> None:
+    session.advance(12)
+    assert head(session, [])["guard"] is None
+    session.set(compression="int8")
+    session.advance(40)
+    assert head(session, [])["guard"] == {"cosine": 0.95, "error": 0.3}
+
+
+def test_the_epoch_s_newest_notice_is_shown_and_none_of_an_earlier_epoch(session: Any) -> None:
+    session.advance(3)
+    assert head(session, [])["notice"] is None
+    for text in ("the first", "the second"):
+        session._mark("notice", text)
+    assert head(session, [])["notice"] == "the second"
+    session.advance(40)
+    assert head(session, [])["notice"] is None
