@@ -14,7 +14,7 @@ from hetkit.records.ledger_table import (
     note,
 )
 from hetkit.records.noise import Noise
-from hetkit.records.report import data_frame, fold, html_table, text_table
+from hetkit.records.report import PAGE, data_frame, fold, html_table, text_table
 
 if TYPE_CHECKING:
     import pandas
@@ -119,7 +119,7 @@ class Ledger(Sequence[LedgerRow]):
 
     def _repr_html_(self) -> str:
         rows = self._rows
-        columns, omitted = choose_columns(rows)
+        columns, omitted = choose_columns(rows, PAGE)
         caption = " · ".join((self._caption(rows), *omitted))
         notes = [note(row) for row in rows]
         return html_table(*fill_columns(rows, columns), caption=caption, notes=notes)

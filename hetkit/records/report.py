@@ -21,9 +21,12 @@ DASH = "–"
 LINE = 120
 """Most characters of a line of text that a table should take."""
 
-_CELL = "padding:0.25em 0.6em;border:none;white-space:nowrap;"
+PAGE = 104
+"""The same for HTML: a notebook in a window of 1,280 pixels, its file browser open, fits this."""
+
+_CELL = "padding:0.25em 0.45em;border:none;white-space:nowrap;"
 _NOTE = (
-    "padding:0 0.6em 0.4em 0.6em;border:none;text-align:left;white-space:normal;"
+    "padding:0 0.45em 0.4em 0.45em;border:none;text-align:left;white-space:normal;"
     "overflow-wrap:anywhere;color:var(--jp-ui-font-color2,inherit);"
 )
 _FRAME = "max-width:100%;overflow-x:auto;"
@@ -33,7 +36,7 @@ _TABLE = (
     "color:var(--jp-ui-font-color1,inherit);background:transparent;"
     "font-size:var(--jp-ui-font-size1,0.9em);"
 )
-_CAPTION = "caption-side:top;text-align:left;padding:0.25em 0.8em;font-weight:600;color:inherit;"
+_CAPTION = "caption-side:top;text-align:left;padding:0.25em 0.45em;font-weight:600;color:inherit;"
 
 
 def dash(value: Any, form: Callable[[Any], str] = str) -> str:

@@ -67,12 +67,12 @@ def test_each_control_changes_what_the_ledger_shows(open_notebook: Callable[...,
     notebook.run_cell(2)
     assert "row: powersgd(rank=4) 0.05 64 4" in notebook.text(2)
     notebook.button("Ledger").click()
-    page.get_by_role("cell", name="topk(ratio=0.25)", exact=True).wait_for(timeout=LIMIT_MS)
+    cell = page.get_by_role("cell", name="topk(ratio=0.25)", exact=True)
+    cell.wait_for(timeout=LIMIT_MS)
     page.get_by_role("cell", name="every 4 (other maths)", exact=True).wait_for(timeout=LIMIT_MS)
-    table = page.locator("table", has_text="samples/s").last
-    overflow = "element => element.scrollWidth - element.parentElement.clientWidth"
-    assert table.evaluate(overflow) <= 0
-    table.scroll_into_view_if_needed()
+    frame = "cell => cell.closest('table').parentElement"
+    assert cell.evaluate(f"cell => ({frame})(cell).scrollWidth - ({frame})(cell).clientWidth") <= 0
+    page.get_by_label("Compression", exact=True).scroll_into_view_if_needed()
     for theme in ("Light", "Dark"):
         notebook.theme(f"JupyterLab {theme}")
         notebook.screenshot(f"settings_{theme.lower()}")
