@@ -15,8 +15,11 @@ here the slow link carries one exchange of as many ranks as there are islands. I
 travels as it is, so the codec's error arises once, not once a rank. All ranks end bit-equal: the
 leaders by the codec, the others since they get their leader's very bytes.
 
-The whole of it is stamped as one collective, the same number on every rank: what the codec computes
-on a leader is transfer to all the others, and is counted so.
+The whole of it is stamped as one collective, the same number on every rank. What a leader's codec
+computes counts as if it came first: codec time on the leader, for which the others wait::
+
+    leader   codec██├─ sum ─ exchange ─ spread ─┤
+    others   wait   ├─ transfer ────────────────┤
 """
 
 import time
@@ -40,12 +43,19 @@ class Hierarchical(Codec):
 
     Args:
         codec: Used between the leaders.
-        inside: Connects the ranks of this rank's island, its leader first; None for one alone.
+        inside: Connects the ranks of this rank's island; None for one alone.
         between: Connects the leaders; None on the others.
+        islands: The ranks of each island, its leader first.
+        leader: The place of this island's leader in ``inside``.
     """
 
     def __init__(
-        self, codec: Codec, inside: GroupWire | None, between: GroupWire | None, islands: Islands
+        self,
+        codec: Codec,
+        inside: GroupWire | None,
+        between: GroupWire | None,
+        islands: Islands,
+        leader: int,
     ) -> None:
         self.name = codec.name
         self.feeds_back = codec.feeds_back
@@ -53,28 +63,31 @@ class Hierarchical(Codec):
         self._inside = inside
         self._between = between
         self._leaders = len(islands)
+        self._leader = leader
 
     def exchange(self, bucket: Bucket, wire: Wire) -> None:
         """Sums inside, exchanges between the leaders, spreads inside."""
         start = time.monotonic()
         if self._inside is not None:
             self._inside.all_reduce(bucket.flat)
-        if self._between is not None:
-            self._exchange_outside(bucket, self._between)
+        codec_s = 0.0 if self._between is None else self._exchange_outside(bucket, self._between)
         if self._inside is not None:
-            self._inside.broadcast(bucket.flat, source=0)
-        for each in (self._inside, self._between):
-            if each is not None:
-                each.collectives.clear()
-        wire.stamp(start)
+            self._inside.broadcast(bucket.flat, source=self._leader)
+            self._inside.collectives.clear()
+        wire.stamp(start + codec_s)
 
-    def _exchange_outside(self, bucket: Bucket, between: GroupWire) -> None:
+    def _exchange_outside(self, bucket: Bucket, between: GroupWire) -> float:
+        """Exchanges with the other leaders; returns the seconds that no collective took."""
+        start = time.monotonic()
         if not bucket.flat.is_cuda or between.carries_cuda:
             self._codec.exchange(bucket, between)
-            return
-        host = Bucket(bucket.flat.cpu(), bucket.pieces)
-        self._codec.exchange(host, between)
-        bucket.flat.copy_(host.flat)
+        else:
+            host = Bucket(bucket.flat.cpu(), bucket.pieces)
+            self._codec.exchange(host, between)
+            bucket.flat.copy_(host.flat)
+        on_wire_s = sum(end - begin for begin, end in between.collectives)
+        between.collectives.clear()
+        return time.monotonic() - start - on_wire_s
 
     def settle(self, good: bool) -> None:
         """Settles the leader's codec; the others' keep nothing."""
@@ -126,7 +139,8 @@ class Archipelago:
         wires = {ranks: self._wire(ranks) for ranks in (*islands, leaders)}
         mine = next(island for island in islands if self._rank in island)
         between = wires[leaders] if self._rank in leaders else None
-        return Hierarchical(codec(), wires[mine], between, islands)
+        leader = sorted(mine).index(mine[0])  # torch sorts a group's ranks
+        return Hierarchical(codec(), wires[mine], between, islands, leader)
 
     def _wire(self, ranks: tuple[int, ...]) -> GroupWire | None:
         if len(ranks) == 1:
