@@ -60,44 +60,35 @@ class GroupWire:
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sums ``tensor`` over all ranks, in place."""
-        start = time.monotonic()
-        arrival = self._last_arrival(start) if self._link else start
+        start, arrival = self._arrive()
         dist.all_reduce(tensor, group=self._group)
         if self._link:
-            self._link.occupy(arrival, tensor.numel() * tensor.element_size())
+            self._link.occupy(arrival, tensor.numel() * tensor.element_size())  # sparse ones too
         self.stamp(start)
 
     def all_to_all(self, output: torch.Tensor, input: torch.Tensor) -> None:
         """Sends the r-th of equal parts of ``input`` to rank r; ``output`` holds what came."""
-        start = time.monotonic()
-        arrival = self._last_arrival(start) if self._link else start
+        start, arrival = self._arrive()
         dist.all_to_all_single(output, input, group=self._group)
-        self._pass(arrival, start, input.numel() * input.element_size())
+        if self._link:
+            self._link.occupy_half(arrival, input.nbytes)
+        self.stamp(start)
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
         """Fills ``output`` with every rank's ``input``, in rank order."""
-        start = time.monotonic()
-        arrival = self._last_arrival(start) if self._link else start
+        start, arrival = self._arrive()
         parts = list(output.view(-1).chunk(self.world_size))
         dist.all_gather(parts, input.view(-1), group=self._group)
-        self._pass(arrival, start, output.numel() * output.element_size())
+        if self._link:
+            self._link.occupy_half(arrival, output.nbytes)
+        self.stamp(start)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Gives all ranks the ``tensor`` of the one with place ``source`` in the group."""
-        start = time.monotonic()
-        arrival = self._last_arrival(start) if self._link else start
+        start, arrival = self._arrive()
         dist.broadcast(tensor, group_src=source, group=self._group)
         if self._link:
-            self._link.occupy_spread(arrival, tensor.numel() * tensor.element_size())
-        self.stamp(start)
-
-    def stamp(self, start: float) -> None:
-        """Counts what ran since ``start`` as one collective."""
-        self.collectives.append((start, time.monotonic()))
-
-    def _pass(self, arrival: float, start: float, whole_bytes: int) -> None:
-        if self._link:
-            self._link.occupy_half(arrival, whole_bytes)
+            self._link.occupy_spread(arrival, tensor.nbytes)
         self.stamp(start)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
@@ -108,9 +99,19 @@ class GroupWire:
         self.stamp(start)
         return torch.stack(parts)
 
-    def _last_arrival(self, start: float) -> float:
-        # An emulated transfer begins when the last rank has come, not when gloo is done with its
-        # own: the ranks agree on that moment first (one host, so one monotonic clock).
+    def stamp(self, start: float) -> None:
+        """Counts what ran since ``start`` as one collective."""
+        self.collectives.append((start, time.monotonic()))
+
+    def _arrive(self) -> tuple[float, float]:
+        """Returns now, and when an emulated transfer begins that this rank takes part in.
+
+        That is not when gloo is done with its own, but when the last rank has come: the ranks agree
+        on that moment first (one host, so one monotonic clock).
+        """
+        start = time.monotonic()
+        if self._link is None:
+            return start, start
         moment = torch.tensor([start], dtype=torch.float64)
         dist.all_reduce(moment, op=dist.ReduceOp.MAX, group=self._group)
-        return float(moment.item())
+        return start, float(moment.item())

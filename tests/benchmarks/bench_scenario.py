@@ -2,8 +2,8 @@
 
 The fleet is emulated: six real processes with real gradients over gloo, held to the pace of the
 cards and to a link whose rate is chosen so that communication takes 35 % of the even, uncompressed
-step. Emulated steps are one to three seconds, far above what six ranks cost on two cores themselves.
-Prints one table; the reaches are those of DESIGN.md §8.
+step. Emulated steps are one to three seconds, far above what six ranks cost on two cores by
+themselves. Prints one table; the reaches are those of DESIGN.md §8.
 
 Run: python tests/benchmarks/bench_scenario.py
 """
