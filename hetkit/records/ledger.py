@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, overload
 
 from hetkit.records.charts import draw_epochs
+from hetkit.records.difference import EpochComparison, compare_epochs
 from hetkit.records.epochs import SPLIT, EpochSummary, LedgerRow, summarise_epoch
 from hetkit.records.ledger_table import (
     choose_columns,
@@ -62,6 +63,26 @@ class Ledger(Sequence[LedgerRow]):
 
     def __iter__(self) -> Iterator[LedgerRow]:
         return iter(self._rows)
+
+    def compare(self, a: int, b: int) -> EpochComparison:
+        """Returns what differs between two epochs, figure by figure, with its noise.
+
+        A difference whose 95 % interval covers 0 is *no clear difference*. Epochs of fewer than 6
+        steps, and figures that are read once an epoch, have no interval.
+
+        Args:
+            a: Number of the epoch that is compared with, as the ledger shows it.
+            b: Number of the other one.
+
+        Raises:
+            ValueError: There is no such epoch.
+        """
+        by_epoch = {row.epoch: row for row in self._rows}
+        for epoch in (a, b):
+            if epoch not in by_epoch:
+                there = ", ".join(map(str, by_epoch)) or "none yet"
+                raise ValueError(f"epoch {epoch!r} is not in the ledger; there are: {there}.")
+        return compare_epochs(by_epoch[a], by_epoch[b])
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Returns one row per epoch; what differs per rank has a column for each, by its label.
