@@ -148,7 +148,6 @@ def test_the_stamps_agree_with_the_profiler(make_session, make_task):
     session.run(1)
     session.wait(LIMIT_S)
     for stamps, seen in session.call(profiled):
-        assert len(seen) >= len(stamps) == 5
-        whole = sum(sorted(seen)[-5:])  # the barriers are all-reduces too, of nothing
-        assert whole <= sum(stamps) * 1.05, "the profiler's spans lie inside the stamps"
-        assert whole >= 0.5 * sum(stamps)
+        assert len(seen) >= len(stamps) == 5  # a barrier may count as a sum of nothing
+        within, whole = median(sorted(seen)[-5:]), median(stamps)
+        assert 0.7 * whole <= within <= 1.05 * whole, "the profiler's spans lie inside the stamps"
