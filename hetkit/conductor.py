@@ -248,7 +248,7 @@ class Conductor:
             plan,
             reports,
             emulated=any(device.emulated for device in self.job.devices),
-            predicted_step_s=self.scales.predicted_s,
+            forecast=self.scales.forecast.close_epoch(),
             spread_floor=self.scales.spread_floor(plan),
         )
         if row is not None:

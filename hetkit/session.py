@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hetkit.access import Access
 from hetkit.coordinator import Coordinator
 from hetkit.devices.fleet import Fleet, parse_fleet
 from hetkit.devices.seats import Seats, choose, follow_devices
@@ -18,6 +17,7 @@ from hetkit.launch.crew import Crew, Job
 from hetkit.launch.local import shared_nursery
 from hetkit.launch.output import OutputLog
 from hetkit.launch.payload import Payload
+from hetkit.outlook import Outlook
 from hetkit.planning.verdict import Verdict
 from hetkit.records.book import Book
 from hetkit.records.checkpoint_file import settings_that_fit, unpack
@@ -29,7 +29,7 @@ from hetkit.subject import subject_of
 from hetkit.task import Task
 
 
-class Session(Access):
+class Session(Outlook):
     """Trains a task on a fleet of devices, and lets a user watch and steer it.
 
     Making one checks everything that can be checked in this process and starts the workers' parent

@@ -100,6 +100,11 @@ class Balance:
         return known if models and len(known) == len(models) else None
 
     @property
+    def paces(self) -> tuple[Pace, ...]:
+        """What is remembered of each rank's compute times."""
+        return self._state.paces
+
+    @property
     def error(self) -> float:
         """The standard error of the present compute times, as a share, at the worst rank."""
         running = [(pace, pace.sizes[-1]) for pace in self._state.paces if pace.sizes]

@@ -19,7 +19,11 @@ from dataclasses import dataclass
 from statistics import NormalDist, median
 
 from hetkit.errors import PlanError
+from hetkit.planning.exchange_time import BUCKET_BYTES
 from hetkit.planning.step_time import Observation, fit_medians, medians, tells_apart
+
+FIRST_BUCKET_BYTES = 2**20
+"""PyTorch's own first bucket, where no size is given."""
 
 FORWARD_SHARE = 1 / 3
 """Of a pass's compute, before the backward begins: each product of the forward has two there."""
@@ -195,25 +199,25 @@ def ready_shares(bucket_bytes: Sequence[float], seen: Sequence[tuple[float, floa
     return [*shares, 1.0] if bucket_bytes else []
 
 
-def pack_buckets(
-    tensor_bytes: Sequence[float], limit_bytes: float, first_bytes: float | None = None
-) -> list[float]:
+def pack_buckets(tensor_bytes: Sequence[float], limit_bytes: float | None) -> list[float]:
     """Returns the sizes of the buckets that DDP makes of tensors, in the order of their gradients.
 
-    A bucket is closed when it has reached its limit; the first one's may be another (PyTorch's
-    default is 1 MiB there, and 25 MiB for the others).
+    A bucket is closed when it has reached the limit. Without one, PyTorch's hold: 1 MiB for the
+    first bucket, so that the exchange begins early, and 25 MiB for the others.
 
     Example:
-        >>> pack_buckets([3.0, 3.0, 3.0, 3.0], limit_bytes=5.0, first_bytes=1.0)
-        [3.0, 6.0, 3.0]
+        >>> pack_buckets([3.0, 3.0, 3.0, 3.0], limit_bytes=5.0)
+        [6.0, 6.0]
+        >>> pack_buckets([2.0**20, 2.0**20], limit_bytes=None)
+        [1048576.0, 1048576.0]
     """
     sizes: list[float] = []
-    filled, limit = 0.0, limit_bytes if first_bytes is None else first_bytes
+    filled, limit = 0.0, FIRST_BUCKET_BYTES if limit_bytes is None else limit_bytes
     for size in tensor_bytes:
         filled += size
         if filled >= limit:
             sizes.append(filled)
-            filled, limit = 0.0, limit_bytes
+            filled, limit = 0.0, BUCKET_BYTES if limit_bytes is None else limit_bytes
     return [*sizes, filled] if filled else sizes
 
 

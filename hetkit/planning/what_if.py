@@ -43,10 +43,6 @@ from hetkit.planning.precision_gain import Gain, precision_gains
 from hetkit.planning.situation import AS_IT_IS, CodecCost, Parts, RankPace, Situation
 from hetkit.planning.step_time import StepTime
 
-FIRST_BUCKET_BYTES = 2**20
-USUAL_BUCKET_BYTES = 25 * 2**20
-"""PyTorch's own first bucket, and the others."""
-
 LIKELY = 1.96
 """Standard errors on each side: 95 % of normal values."""
 
@@ -235,8 +231,6 @@ def _ready(whole_s: float, batch: int, micro: int, shares: Sequence[float]) -> l
 def _buckets(now: Situation, plan: Plan, tensor_bytes: Sequence[float]) -> Sequence[float]:
     if plan.bucket_bytes == now.plan.bucket_bytes or not tensor_bytes or not now.bucket_bytes:
         return now.bucket_bytes
-    if plan.bucket_bytes is None:
-        return pack_buckets(tensor_bytes, USUAL_BUCKET_BYTES, FIRST_BUCKET_BYTES)
     return pack_buckets(tensor_bytes, plan.bucket_bytes)
 
 

@@ -8,6 +8,7 @@ from hetkit.launch.messages import StepRow
 from hetkit.plan import Plan
 from hetkit.records.assembly import StepAssembly
 from hetkit.records.epochs import LedgerRow, summarise_epoch
+from hetkit.records.forecast import Kept
 from hetkit.records.history import History
 from hetkit.records.ledger import Ledger
 from hetkit.records.steps import Event, EventKind, StepRecord
@@ -109,12 +110,13 @@ class Book:
         reports: Sequence[Mapping[str, tuple[float, float]]],
         *,
         emulated: bool,
-        predicted_step_s: float | None,
+        forecast: Kept,
         spread_floor: float | None,
     ) -> LedgerRow | None:
         """Closes the epoch's account with the ranks' validation sums; None if it has no steps."""
         if not self._records:
             return None
+        predicted = forecast.predicted
         row = LedgerRow.of(
             summarise_epoch(self._records, sync_every=plan.sync_every),
             plan,
@@ -122,7 +124,10 @@ class Book:
             emulated=emulated,
             spread_floor=spread_floor,
             metrics=combine(reports),
-            predicted_step_s=predicted_step_s,
+            predicted_step_s=predicted.step_s if predicted else None,
+            predicted_low_s=predicted.low_s if predicted else None,
+            predicted_high_s=predicted.high_s if predicted else None,
+            prediction_error=forecast.error,
             changes=self._changes,
             events=tuple(_counted(text, times) for text, times in self._events.items()),
         )

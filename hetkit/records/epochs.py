@@ -102,7 +102,10 @@ class LedgerRow(EpochSummary):
         spread_floor: Smallest ``compute_spread`` that whole samples allow, max cᵢ/τ (DESIGN.md
             §6), or None where it is not known.
         metrics: Validation metrics by name; ``"loss"`` is the validation loss.
-        predicted_step_s: The step as predicted before the epoch, or None.
+        predicted_step_s: The step as predicted before its plan began, or None.
+        predicted_low_s, predicted_high_s: Where the median step was expected, 19 times in 20.
+        prediction_error: Predicted / measured − 1, of the steps under that plan; None where one of
+            the two is missing.
         emulated: Whether any device is emulated: then times and memory are emulated figures.
         changes: What was switched at the epoch's start.
         events: What else happened.
@@ -131,6 +134,9 @@ class LedgerRow(EpochSummary):
     spread_floor: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     predicted_step_s: float | None = None
+    predicted_low_s: float | None = None
+    predicted_high_s: float | None = None
+    prediction_error: float | None = None
     emulated: bool = False
     changes: tuple[str, ...] = ()
     events: tuple[str, ...] = ()
@@ -146,6 +152,9 @@ class LedgerRow(EpochSummary):
         spread_floor: float | None = None,
         metrics: Mapping[str, float] | None = None,
         predicted_step_s: float | None = None,
+        predicted_low_s: float | None = None,
+        predicted_high_s: float | None = None,
+        prediction_error: float | None = None,
         changes: Sequence[str] = (),
         events: Sequence[str] = (),
     ) -> Self:
@@ -169,6 +178,9 @@ class LedgerRow(EpochSummary):
             spread_floor=spread_floor,
             metrics=dict(metrics or {}),
             predicted_step_s=predicted_step_s,
+            predicted_low_s=predicted_low_s,
+            predicted_high_s=predicted_high_s,
+            prediction_error=prediction_error,
             emulated=emulated,
             changes=tuple(changes),
             events=tuple(events),

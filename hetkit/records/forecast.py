@@ -7,7 +7,7 @@ is earned.
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -20,6 +20,7 @@ from hetkit.planning.pace import LEAST_TIMES, Pace
 from hetkit.planning.situation import AS_IT_IS, CodecCost, Parts, RankPace, Situation
 from hetkit.planning.what_if import Prediction, predict
 from hetkit.records.steps import StepRecord
+from hetkit.records.trial import Trial
 
 DROPPED_STEPS = 2
 LEAST_STEPS = 3
@@ -51,23 +52,6 @@ class Kept:
         if self.predicted is None or self.measured_s is None:
             return None
         return self.predicted.step_s / self.measured_s - 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """What a trial of codecs and link on the workers found (`hetkit.worker.trial`).
-
-    Args:
-        costs: What each codec costs, by its text.
-        transfers: Measured exchanges of two sizes.
-        tensor_bytes: Sizes of the gradient's tensors, in the order in which they are ready.
-        element_bytes: Size of one element.
-    """
-
-    costs: Mapping[str, CodecCost]
-    transfers: tuple[Transfer, ...]
-    tensor_bytes: tuple[float, ...]
-    element_bytes: int
 
 
 class Forecast:

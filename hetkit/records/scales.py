@@ -10,9 +10,11 @@ from hetkit.planning.balancer import Decision
 from hetkit.planning.batch_split import imbalance_floor, split_batch, step_seconds
 from hetkit.planning.course import Course
 from hetkit.planning.exchange_time import ring_bytes
+from hetkit.planning.situation import Situation
 from hetkit.planning.step_time import ComputeTime, Observation
 from hetkit.records.book import Book, Overhead
 from hetkit.records.decisions import Decisions, Effect
+from hetkit.records.forecast import Forecast
 from hetkit.records.report import format_share
 from hetkit.records.steps import StepRecord
 
@@ -29,13 +31,13 @@ class Scales:
     Attributes:
         decisions: What the balancer decided, and what that brought.
         overhead: What the steps cost beside their computing.
-        predicted_s: The step as predicted for the present plan; None where that is not possible.
+        forecast: What was predicted of the present plan's step, beside what comes.
     """
 
     def __init__(self, course: Course, book: Book) -> None:
         self.decisions = Decisions()
         self.overhead = Overhead()
-        self.predicted_s: float | None = None
+        self.forecast = Forecast()
         self._course = course
         self._book = book
         self._balance = Balance()
@@ -61,6 +63,10 @@ class Scales:
         """The standard error of the ranks' compute times, as a share, at the worst rank."""
         return self._balance.error
 
+    def situation(self) -> Situation | None:
+        """Returns what was measured under the plan in force; None while that is too little."""
+        return self.forecast.situation(self._course.devices, self._balance.paces)
+
     def exchange_s(self, world_size: int) -> float:
         """Returns the exchange that held the steps up lately, scaled to so many ranks.
 
@@ -78,6 +84,7 @@ class Scales:
         earlier = self._kept
         self._kept = [r if r is None or earlier is None else earlier[r] for r in kept]
         self.overhead = Overhead()
+        self.forecast.reset()
         models, settings = self.models(), self._course.settings
         if models is None or not self.balances:
             return
@@ -106,6 +113,7 @@ class Scales:
             ],
         )
         self.overhead.add(record)
+        self.forecast.add(record, rows)
         plan = self._course.plan
         if plan is None:
             return
@@ -172,16 +180,12 @@ class Scales:
         self._decided(decision, self._course.done - 1, plan)
 
     def on_plan(self, before: Plan | None, plan: Plan) -> None:
-        """A new plan is about to begin: forgets what it invalidates, and predicts its step."""
+        """A new plan is about to begin: predicts its step, and forgets what it invalidates."""
+        self.forecast.begin(plan, self.situation())
         kept, self._kept = self._kept or range(plan.world_size), None
         if before is not None and _precision(before, kept, plan) != (plan.amp, plan.tf32):
             self._balance.forget()
             self._balance.restart(plan.first_step)
-        models = self.models()
-        self.predicted_s = None
-        if models is not None:
-            compute_s = step_seconds(models, plan.batches, plan.micro_batches)
-            self.predicted_s = compute_s + self.overhead.all_s
         if before is None or before.batches != plan.batches:
             self._balance.restart(plan.first_step)
             self._effect.restart()

@@ -6,6 +6,7 @@ from hetkit.launch.messages import StepRow
 from hetkit.plan import Plan
 from hetkit.planning.time_split import Stamps
 from hetkit.records.book import Book, Overhead, combine
+from hetkit.records.forecast import Kept
 from hetkit.records.history import History
 from hetkit.records.ledger import Ledger
 
@@ -44,7 +45,13 @@ def take(book: Book, *steps: int, **given) -> None:
 
 
 def end(book: Book, reports=()):
-    return book.end_epoch(PLAN, reports, emulated=True, predicted_step_s=0.5, spread_floor=0.01)
+    return book.end_epoch(
+        PLAN,
+        reports,
+        emulated=True,
+        forecast=Kept(predicted=None, measured_s=None),
+        spread_floor=0.01,
+    )
 
 
 def test_an_epoch_becomes_one_row_with_what_was_switched_and_what_happened(book):

@@ -1,0 +1,167 @@
+"""Outlook: what a session's next steps would take, from what its steps have taken."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hetkit.access import Access
+from hetkit.compression import Custom, parse_compression
+from hetkit.devices.device import Device
+from hetkit.devices.fleet import Fleet
+from hetkit.errors import SessionError
+from hetkit.plan import Plan
+from hetkit.planning.batch_split import split_batch
+from hetkit.planning.comparison import WhatIf, compare
+from hetkit.planning.guidance import Guidance, guide
+from hetkit.planning.precision_gain import faster, precision_gains
+from hetkit.planning.schedule import Position, describe_changes, make_plan
+from hetkit.planning.situation import Situation
+from hetkit.planning.what_if import predict
+from hetkit.records.forecast import DROPPED_STEPS, LEAST_STEPS, Forecast
+from hetkit.records.trial import Trial
+from hetkit.settings import Settings
+
+_MOVES_THE_SPLIT = ("batches", "micro_batch", "amp", "tf32", "global_batch")
+_NO_TIME = ("lr", "lr_rule", "guard_every", "compression_warmup", "outer_momentum")
+
+
+class Outlook(Access):
+    """Access that also predicts."""
+
+    def what_if(self, **changes: Any) -> WhatIf:
+        """Returns what a step would take with other settings, beside what it takes now.
+
+        Nothing is changed. The first time that a codec is asked for, it is tried on the workers
+        where they stand next, which takes about as long as ten of its exchanges; after that, the
+        answer is there at once.
+
+        Args:
+            **changes: Fields of `hetkit.Settings`, as for `Session.set`.
+
+        Returns:
+            A table, in text and in a notebook.
+
+        Raises:
+            SettingsError: A name or a value is wrong.
+            SessionError: Too few steps have been measured yet under the present settings.
+        """
+        wanted = self.settings.change(**changes)
+        self._subject.check(wanted, self._fleet_in_use())
+        now = self._situation()
+        costs, tensor_bytes = self._tried(now, wanted)
+        now = self._situation()  # with the link as the trial found it
+        plan = _plan_for(now, wanted, asked=changes)
+        prediction = predict(now, plan, costs=costs, tensor_bytes=tensor_bytes)
+        silent = [f"{name} does not change the step's time" for name in _NO_TIME if name in changes]
+        if wanted.clip_norm is not None and "clip_norm" in changes:
+            silent.append("clip_norm: one pass over the gradient, which is not predicted")
+        prediction = replace(prediction, notes=(*prediction.notes, *silent))
+        return compare(
+            now,
+            prediction,
+            changes=describe_changes(self.settings, wanted),
+            costs=costs,
+            tensor_bytes=tensor_bytes,
+        )
+
+    def guidance(self) -> Guidance:
+        """Returns until when each device pays, and what a further one would bring.
+
+        Raises:
+            SessionError: Too few steps have been measured yet.
+        """
+        now = self._situation()
+        rest_s = now.parts.data_s + now.parts.optimizer_s + now.parts.other_s
+        return guide(
+            [device.name for device in now.devices],
+            [rank.model for rank in now.ranks],
+            now.plan.global_batch,
+            micro_batches=now.plan.micro_batches,
+            exchange_s=self._coordinator.scales.exchange_s,
+            rest_s=max(0.0, rest_s),
+            emulated=now.emulated,
+        )
+
+    # ── inside ──
+
+    def _fleet_in_use(self) -> Fleet:
+        return Fleet(tuple(self._fleet[place] for place in self.ranks))
+
+    def _situation(self) -> Situation:
+        found: list[Situation | None] = []
+        coordinator = self._coordinator
+        coordinator.ask(lambda: found.append(coordinator.scales.situation()))
+        if found[0] is None:
+            more = DROPPED_STEPS + LEAST_STEPS
+            raise SessionError(
+                "too few steps have been measured under the present settings to predict from: "
+                f"run() or step({more + 2}) first; the first {DROPPED_STEPS} after a change do not "
+                "count."
+            )
+        return found[0]
+
+    def _tried(self, now: Situation, wanted: Settings) -> tuple[Any, tuple[float, ...]]:
+        """Returns codec costs and tensor sizes; tries on the workers what is not known yet."""
+        forecast: Forecast = self._coordinator.scales.forecast
+        names = dict.fromkeys((now.plan.compression, wanted.compression))
+        unknown = tuple(
+            name
+            for name in names
+            if name not in forecast.costs and not isinstance(parse_compression(name), Custom)
+        )
+        certain = now.link is not None and now.link.certain
+        known = not unknown and certain and forecast.tensor_bytes
+        if now.plan.world_size > 1 and not known and self.state in ("ready", "paused", "running"):
+            trial = self._find(now, unknown)
+            self._coordinator.ask(lambda: forecast.learn(trial))
+        return dict(forecast.costs), forecast.tensor_bytes
+
+    def _find(self, now: Situation, compressions: tuple[str, ...]) -> Trial:
+        from hetkit.worker.trial import Trial as Function
+
+        if self._subject.epochs is None:
+            raise SessionError(
+                "a loop of your own has no one model to try a codec on: give a hetkit.Task."
+            )
+        function = Function(
+            compressions=compressions,
+            devices=now.devices,
+            bucket_bytes=now.plan.bucket_bytes,
+            with_link=True,
+        )
+        return Trial.of(self.call(function))
+
+
+def _plan_for(now: Situation, wanted: Settings, asked: dict[str, Any]) -> Plan:
+    """Returns the plan that would follow from ``wanted``, with the split that would be made."""
+    plan = now.plan
+    position = Position(
+        epoch=max(plan.epoch, wanted.compression_warmup),
+        step=plan.epoch_first_step,
+        epoch_first_step=plan.epoch_first_step,
+        samples=plan.epoch_steps * plan.global_batch,
+    )
+    caps = [micro if micro < plan.global_batch else None for micro in plan.micro_batches]
+    if wanted.micro_batch != asked.get("micro_batch", wanted.micro_batch):
+        caps = [None] * plan.world_size
+    made = make_plan(
+        wanted,
+        now.devices,
+        position,
+        version=plan.version + 1,
+        balanced=plan.batches,
+        micro_caps=caps,
+        reason="what if",
+    )
+    if wanted.batches == "auto" and any(name in asked for name in _MOVES_THE_SPLIT):
+        return replace(made, batches=_balanced(now, made, now.devices))
+    return made
+
+
+def _balanced(now: Situation, plan: Plan, devices: Sequence[Device]) -> tuple[int, ...]:
+    gains = precision_gains(devices, now.plan, plan)
+    rows = zip(now.ranks, gains, now.plan.batches, now.plan.micro_batches, strict=True)
+    models = [faster(rank.model, gain.likely, batch, micro) for rank, gain, batch, micro in rows]
+    return split_batch(
+        models, plan.global_batch, micro_batches=plan.micro_batches, floors=[1] * len(models)
+    )
