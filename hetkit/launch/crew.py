@@ -17,6 +17,7 @@ from hetkit.launch.local import Nursery
 from hetkit.launch.memory import MemoryLink
 from hetkit.launch.orders import Event, WorkerStart
 from hetkit.launch.torchrun import Gathering
+from hetkit.planning.islands import common_backend
 
 Incoming = tuple[Peer, m.Message] | Event
 """What a crew tells its coordinator: a worker's message, or a nursery's event."""
@@ -46,9 +47,8 @@ class Job:
 
     @property
     def backend(self) -> str:
-        """``"nccl"`` where every rank is on its own CUDA device, else ``"gloo"``."""
-        cuda = all(device.kind == "cuda" for device in self.devices)
-        return "nccl" if cuda and len(self.devices) > 1 else "gloo"
+        """``"nccl"`` where every rank is on its own card of one vendor, else ``"gloo"``."""
+        return common_backend(self.devices) if len(self.devices) > 1 else "gloo"
 
 
 class Crew:

@@ -167,30 +167,6 @@ def exchange_seconds(
     return ring_seconds(n, ring_bytes(n, raw_bytes) if sent_bytes is None else sent_bytes, slowest)
 
 
-def islands_pay(
-    devices: Sequence[Device],
-    islands: Sequence[Sequence[int]],
-    *,
-    flat_bytes: float | None = None,
-    between_bytes: float | None = None,
-) -> bool:
-    """Tells whether islands are faster than one flat ring, for a bucket of PyTorch's usual size.
-
-    A codec that sends little speaks for the flat ring: inside islands the gradient travels as it
-    is. Where the links are not known, several hosts are reason enough: inside one they are faster.
-
-    Args:
-        devices: The fleet, in rank order.
-        islands: The ranks of each island, its leader first.
-        flat_bytes: What a rank sends of a bucket of `BUCKET_BYTES` in the flat exchange, after the
-            codec. Default: as it is.
-        between_bytes: What a leader sends of it to the other leaders.
-    """
-    flat_s = exchange_seconds(devices, BUCKET_BYTES, sent_bytes=flat_bytes)
-    by_islands_s = island_seconds(devices, islands, BUCKET_BYTES, between_bytes)
-    return flat_s is None or by_islands_s is None or by_islands_s < flat_s
-
-
 def slowest_link(devices: Sequence[Device]) -> Link | None:
     """Returns the link that sets the pace of a ring over ``devices``.
 

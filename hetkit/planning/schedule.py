@@ -7,13 +7,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetkit.compression import Custom, parse_compression
 from hetkit.devices.device import Device
 from hetkit.errors import SettingsError
 from hetkit.plan import Plan
 from hetkit.planning.batch_split import even_split, ratio_split
-from hetkit.planning.codec_bytes import wire_bytes
-from hetkit.planning.exchange_time import BUCKET_BYTES, islands_pay
+from hetkit.planning.islands import islands_pay, natural_islands
 from hetkit.settings import Settings, lr_factor
 
 
@@ -126,9 +124,9 @@ def resolve_amp(settings: Settings, devices: Sequence[Device]) -> tuple[str, ...
 def resolve_islands(settings: Settings, devices: Sequence[Device]) -> tuple[tuple[int, ...], ...]:
     """Returns the islands in which gradients are summed first, as ranks; empty: none.
 
-    ``"auto"`` takes each host's devices, unless the links are known and one flat exchange by the
-    codec is as fast. One island, or islands of one device each, are none: all ranks exchange with
-    all others there, as without a hierarchy.
+    ``"auto"`` takes the fleet's own (`hetkit.planning.islands`), mostly each host's devices, unless
+    the links are known and one flat exchange by the codec is as fast. One island, or islands of one
+    device each, are none: all ranks exchange with all others there, as without a hierarchy.
 
     Example:
         >>> a = Device(name="cpu", kind="cpu", index=0, key="cpu:0", host="a")
@@ -138,30 +136,13 @@ def resolve_islands(settings: Settings, devices: Sequence[Device]) -> tuple[tupl
     """
     if settings.hierarchy == "off":
         return ()
-    islands: Sequence[tuple[int, ...]] = ()
     if isinstance(settings.hierarchy, tuple):
         islands = settings.hierarchy
     else:
-        hosts = list(dict.fromkeys(device.host for device in devices))
-        islands = [
-            tuple(rank for rank, device in enumerate(devices) if device.host == host)
-            for host in hosts
-        ]
-        flat_bytes, between_bytes = (
-            _sent_bytes(settings.compression, n) for n in (len(devices), len(islands))
-        )
-        if not islands_pay(devices, islands, flat_bytes=flat_bytes, between_bytes=between_bytes):
+        islands = natural_islands(devices)
+        if not islands_pay(devices, islands, settings.compression):
             return ()
-    return tuple(islands) if 1 < len(islands) < len(devices) else ()
-
-
-def _sent_bytes(compression: str, world_size: int) -> float | None:
-    """Returns what a rank sends of a usual bucket, one matrix; None: only a task's codec knows."""
-    codec = parse_compression(compression)
-    if isinstance(codec, Custom):
-        return None
-    side = math.isqrt(BUCKET_BYTES // 4)
-    return wire_bytes(codec, [(side, side)], 4, world_size)
+    return islands if 1 < len(islands) < len(devices) else ()
 
 
 def _precision(mode: str, device: Device) -> str:

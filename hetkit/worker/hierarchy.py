@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 from hetkit.devices.device import Device
 from hetkit.planning.exchange_time import ring_bytes, slowest_link
+from hetkit.planning.islands import common_backend
 from hetkit.worker.codecs.bucket import Bucket, Piece
 from hetkit.worker.codecs.codec import Codec, Wire
 from hetkit.worker.emulated_link import EmulatedLink
@@ -152,12 +153,8 @@ class Archipelago:
         return None if group is None else GroupWire(group, self._link(ranks))
 
     def _backend(self, ranks: Sequence[int]) -> str:
-        """NCCL (RCCL under the same name) where it can, which is among cards of one vendor."""
-        members = [self._devices[rank] for rank in ranks]
-        vendors = {device.spec.vendor if device.spec else None for device in members}
-        cards = all(device.torch_device.startswith("cuda") for device in members)
-        one_vendor = len(vendors) == 1 and None not in vendors
-        return "nccl" if cards and one_vendor and dist.is_nccl_available() else "gloo"
+        best = common_backend([self._devices[rank] for rank in ranks])
+        return best if dist.is_nccl_available() else "gloo"
 
     def _link(self, ranks: Sequence[int]) -> EmulatedLink | None:
         emulation = self._devices[self._rank].emulation

@@ -9,7 +9,6 @@ from hetkit.errors import PlanError
 from hetkit.planning.exchange_time import (
     exchange_seconds,
     island_seconds,
-    islands_pay,
     ring_bytes,
     ring_seconds,
     slowest_link,
@@ -112,20 +111,10 @@ def test_one_island_a_device_is_the_flat_ring() -> None:
     assert island_seconds(fleet, alone, 1e8) == pytest.approx(exchange_seconds(fleet, 1e8))
 
 
-def test_islands_pay_where_the_links_between_are_slower_and_the_codec_sends_much() -> None:
-    fleet = hosts()
-    assert islands_pay(fleet, ISLANDS)
-    assert not islands_pay(hosts(outside=1.0), ISLANDS)
-    whole = ring_bytes(6, 25 * 2**20), ring_bytes(3, 25 * 2**20)
-    flat_bytes, between_bytes = (size / 32 for size in whole)
-    assert not islands_pay(fleet, ISLANDS, flat_bytes=flat_bytes, between_bytes=between_bytes)
-
-
-def test_unknown_links_make_no_time_and_hosts_islands() -> None:
+def test_unknown_links_make_no_time() -> None:
     real = [Device(name="cpu", kind="cpu", index=i, key=f"{i}", host="ab"[i % 2]) for i in range(4)]
     assert exchange_seconds(real, 1.0) is None
     assert island_seconds(real, ((0, 2), (1, 3)), 1.0) is None
-    assert islands_pay(real, ((0, 2), (1, 3)))
 
 
 @given(
