@@ -180,7 +180,8 @@ class Coordinator(Conductor):
             return
         before = self.course.settings
         self.course.settings = settings
-        if settings.batches == "auto" != before.batches:
+        shares = (settings.batches, settings.micro_batch)
+        if settings.batches == "auto" and shares != (before.batches, before.micro_batch):
             self.scales.take_over()
         self.advance()
 

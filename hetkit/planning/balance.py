@@ -86,10 +86,16 @@ class Balance:
         self._next_window()
 
     def decide(
-        self, plan: Plan, *, caps: tuple[int, ...] | None = None, comm_s: float = 0.0
+        self,
+        plan: Plan,
+        *,
+        caps: tuple[int, ...] | None = None,
+        comm_s: float = 0.0,
+        granularity: int = 1,
     ) -> Decision:
         """Takes the window in and decides on the split."""
-        self._state, decision = decide(self._state, self._window(plan, caps, comm_s))
+        window = self._window(plan, caps, comm_s, granularity)
+        self._state, decision = decide(self._state, window)
         self._next_window()
         return decision
 
@@ -114,7 +120,9 @@ class Balance:
         self._counts_from = self._last_step + 1
         self._rows = []
 
-    def _window(self, plan: Plan, caps: tuple[int, ...] | None, comm_s: float) -> Window:
+    def _window(
+        self, plan: Plan, caps: tuple[int, ...] | None, comm_s: float, granularity: int = 1
+    ) -> Window:
         by_rank = zip(*self._rows, strict=True) if self._rows else [() for _ in plan.batches]
         return Window(
             batches=plan.batches,
@@ -123,5 +131,6 @@ class Balance:
                 tuple(seen for seen in rank if seen is not None) for rank in by_rank
             ),
             caps=caps,
+            granularity=granularity,
             comm_s=comm_s,
         )

@@ -57,6 +57,7 @@ class Window:
             among them: they teach the model a second size.
         floors: Least samples of each rank. Default: 1 each, so that every device stays in use.
         caps: Most samples of each rank. Default: no bound.
+        granularity: New batches are multiples of so many samples. Default 1.
         comm_s: Seconds of exchange that every step pays on top, whatever the split. Default 0.
 
     Raises:
@@ -74,6 +75,7 @@ class Window:
     observations: tuple[tuple[Observation, ...], ...]
     floors: tuple[int, ...] | None = None
     caps: tuple[int, ...] | None = None
+    granularity: int = 1
     comm_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -257,6 +259,7 @@ def _propose(
         micro_batches=micro_batches,
         floors=window.floors or (1,) * len(models),
         caps=window.caps,
+        granularity=window.granularity,
     )
     new_s = step_seconds(models, batches, micro_batches) + window.comm_s
     needed = max(least_gain, _SIGMAS * error_s / now_s)

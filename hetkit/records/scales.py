@@ -88,9 +88,8 @@ class Scales:
         models, settings = self.models(), self._course.settings
         if models is None or not self.balances:
             return
-        n, total = len(models), settings.global_batch
-        micro_batches = [settings.micro_batch or total] * n
-        split = split_batch(models, total, micro_batches=micro_batches, floors=[1] * n)
+        micro_batches = [settings.micro_batch or settings.global_batch] * len(models)
+        split = self._best_split(models, settings.global_batch, micro_batches)
         reason = "other devices; from the step times measured so far"
         decision = Decision(reason=reason, outcome="replan", batches=split)
         self.decisions.add(decision, step=self._course.done - 1, batches=())
@@ -129,8 +128,10 @@ class Scales:
         if not self.balances:
             self._balance.learn(plan)
             return
-        decision = self._balance.decide(plan, comm_s=self.overhead.all_s)
-        self._decided(decision, record.step, plan)
+        decision = self._balance.decide(
+            plan, comm_s=self.overhead.all_s, granularity=self._unit(plan.global_batch)
+        )
+        self._decided(decision, record.step, plan.batches)
 
     def _measured(self, gain: float, record: StepRecord) -> None:
         self.decisions.measure(gain)
@@ -139,14 +140,14 @@ class Scales:
         split = list(made.new_batches or ())
         self._book.note("balance", f"split {split} gained {gain:.1%}{promise}", record)
 
-    def _decided(self, decision: Decision, step: int, plan: Plan) -> None:
-        self.decisions.add(decision, step=step, batches=plan.batches)
+    def _decided(self, decision: Decision, step: int, batches: tuple[int, ...]) -> None:
+        self.decisions.add(decision, step=step, batches=batches)
         split = decision.batches
         log.log(
             logging.DEBUG if split is None else logging.INFO,
             "balancer after step %d, %s → %s, predicted gain %s: %s",
             step,
-            plan.batches,
+            batches,
             split or "stay",
             format_share(decision.predicted_gain),
             decision.reason,
@@ -155,29 +156,48 @@ class Scales:
             self._effect.expect(split)
             self._course.balance(split, decision.reason)
 
-    def take_over(self) -> None:
-        """The split has just been left to the balancer: what is known by now is enough to begin."""
-        models, plan = self.models(), self._course.plan
-        if models is None or plan is None or len(models) != len(plan.batches):
-            return
-        split = split_batch(
+    def _best_split(
+        self, models: Sequence[ComputeTime], total: int, micro_batches: Sequence[int]
+    ) -> tuple[int, ...]:
+        return split_batch(
             models,
-            plan.global_batch,
-            micro_batches=plan.micro_batches,
+            total,
+            micro_batches=micro_batches,
             floors=[1] * len(models),
+            granularity=self._unit(total),
         )
+
+    def _unit(self, total: int) -> int:
+        # A micro-batch that the user fixed is the same on every device: whole ones are shared.
+        micro_batch, ranks = self._course.settings.micro_batch, len(self._course.devices)
+        return micro_batch if micro_batch is not None and micro_batch * ranks <= total else 1
+
+    def take_over(self) -> None:
+        """The split, or in which pieces, is the balancer's from now on: what is known is enough."""
+        models, course = self.models(), self._course
+        if models is None or len(models) != len(course.devices):
+            return
+        total = course.settings.global_batch
+        split = self._best_split(
+            models, total, [course.settings.micro_batch or total] * len(models)
+        )
+        reason, before = "from the step times measured so far", course.plan
+        if before is None:  # between two epochs: nothing runs that it could be compared with
+            decision = Decision(reason=reason, outcome="replan", batches=split)
+            self._decided(decision, course.done - 1, course.balanced or split)
+            return
         over_s = self.overhead.all_s
-        now_s = step_seconds(models, plan.batches, plan.micro_batches) + over_s
-        new_s = step_seconds(models, split, plan.micro_batches) + over_s
+        now_s = step_seconds(models, before.batches, before.micro_batches) + over_s
+        new_s = step_seconds(models, split, before.micro_batches) + over_s
         decision = Decision(
-            reason="from the step times measured so far",
-            outcome="balanced" if split == plan.batches else "replan",
-            batches=None if split == plan.batches else split,
+            reason=reason,
+            outcome="balanced" if split == before.batches else "replan",
+            batches=None if split == before.batches else split,
             predicted_gain=1 - new_s / now_s,
             now_s=now_s,
             new_s=new_s,
         )
-        self._decided(decision, self._course.done - 1, plan)
+        self._decided(decision, course.done - 1, before.batches)
 
     def on_plan(self, before: Plan | None, plan: Plan) -> None:
         """A new plan is about to begin: predicts its step, and forgets what it invalidates."""

@@ -60,6 +60,18 @@ def test_every_mode_shows_in_the_ledger_as_it_ran(
     assert not len(session.decisions), "the split is the user's"
 
 
+def test_a_fixed_micro_batch_is_shared_in_whole_ones(make_session, pair):
+    session = make_session(hk_task(64 * 4), devices=pair)
+    session.run(1)
+    session.wait(LIMIT_S)
+    assert session.plan.batches == (11, 5)
+    session.set(micro_batch=4)
+    session.run(1)
+    session.wait(LIMIT_S)
+    assert session.plan.batches == (12, 4)
+    assert session.plan.micro_batches == (4, 4)
+
+
 def test_the_automatic_split_says_what_it_promised_and_what_it_brought(make_session, pair):
     session = make_session(hk_task(64 * 6), devices=pair)
     session.run(2)
