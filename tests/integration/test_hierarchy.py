@@ -1,6 +1,8 @@
 """Islands of fast links: the same sums, bit-equal everywhere, and less on the slow link."""
 
+import time
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -9,8 +11,23 @@ import torch
 import hetkit as hk
 from hetkit.compression import COMPRESSIONS
 from hetkit.planning.exchange_time import island_seconds, ring_bytes, ring_seconds, slowest_link
+from hetkit.worker.codecs.codec import Codec
 
 LIMIT_S = 90.0
+CODEC_S = 0.1
+
+
+class Sleepy(Codec):
+    """A plain sum that takes a known time to encode."""
+
+    name = "sleepy"
+
+    def exchange(self, bucket: Any, wire: Any) -> None:
+        time.sleep(CODEC_S)
+        wire.all_reduce(bucket.flat)
+
+    def wire_bytes(self, pieces: Any, element_bytes: int, world_size: int) -> float:
+        return ring_bytes(world_size, sum(piece.numel for piece in pieces) * element_bytes)
 
 
 def fleet(**more: Any) -> hk.Fleet:
@@ -23,6 +40,12 @@ def double_model() -> torch.nn.Module:
     return torch.nn.Sequential(
         torch.nn.Linear(3, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)
     ).double()
+
+
+def assert_equal(found: list[list[torch.Tensor]]) -> None:
+    """All ranks hold the same, to the bit."""
+    for one, other in pairwise(found):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def weights(worker: Any) -> list[torch.Tensor]:
@@ -50,8 +73,7 @@ def test_a_sum_over_unequal_islands_is_the_flat_sum(train: Any) -> None:
     assert session.plan.hierarchy == ((0,), (1, 2, 3), (4, 5))
     for ours, theirs in zip(found[0], flat[0], strict=True):
         assert (ours - theirs).abs().max() <= 1e-15
-    for one, other in pairwise(found):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), "bit-equal"
+    assert_equal(found)
 
 
 def test_every_codec_works_between_islands_and_the_ranks_stay_equal(train: Any) -> None:
@@ -63,8 +85,7 @@ def test_every_codec_works_between_islands_and_the_ranks_stay_equal(train: Any) 
         found = session.call(weights)
         assert session.ledger[-1].compression == compression
         assert all(torch.isfinite(each).all() for each in found[0])
-        for one, other in pairwise(found):
-            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), compression
+        assert_equal(found)
 
 
 def test_islands_are_the_hosts_where_that_is_faster(train: Any) -> None:
@@ -84,9 +105,90 @@ def test_an_overflow_inside_one_island_is_skipped_by_all(train: Any, make_sessio
     skipped = session.history.series("skipped")[1]
     assert sum(skipped) >= 1
     found = session.call(weights)
-    for one, other in pairwise(found):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert_equal(found)
     assert all(torch.isfinite(each).all() for each in found[0])
+
+
+def own_loop(worker: Any) -> None:
+    model = worker.wrap(double_model())
+    optimizer = worker.optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
+    generator = torch.Generator().manual_seed(1)
+    samples = torch.randn(48, 3, generator=generator, dtype=torch.float64)
+    for _ in worker.epochs(2):
+        for batch in worker.batches((samples,)):
+            with worker.step():
+                worker.backward(model(batch[0]).square().mean(), count=len(batch[0]))
+    worker.keep(optimizer=optimizer)
+
+
+def test_a_loop_of_ones_own_sums_over_islands_too() -> None:
+    found = []
+    for hierarchy in ("off", [[0], [1, 2, 3], [4, 5]]):
+        settings = {"global_batch": 24, "batches": "even", "hierarchy": hierarchy}
+        with hk.Session(own_loop, devices=fleet(), **settings) as session:
+            session.run()
+            session.wait(LIMIT_S)
+            found.append(session.call(own_weights))
+    for flat, ours in zip(found[0], found[1], strict=True):
+        assert (flat - ours).abs().max() <= 1e-15
+        assert torch.equal(ours, found[1][0])
+
+
+def own_weights(worker: Any) -> torch.Tensor:
+    (model,) = worker.models.values()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_local_steps_average_over_all_ranks_whatever_the_islands(train: Any) -> None:
+    flat, session = train(hierarchy="off", sync_every=2)
+    session.close()
+    found, _ = train(hierarchy=[[0], [1, 2, 3], [4, 5]], sync_every=2)
+    for ours, theirs in zip(found[0], flat[0], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_islands_outlive_a_death_and_follow_the_devices(train: Any) -> None:
+    devices = fleet(link={"intra": "8GB/s", "inter": "100MB/s"}, dies_at={"V100 #1": 3})
+    found, session = train(devices=devices)  # a leader dies and is replaced
+    assert session.plan.hierarchy == ((0,), (1, 2, 3), (4, 5))
+    assert_equal(found)
+    session.drop("V100 #1")
+    session.run(1)
+    session.wait(LIMIT_S)
+    assert session.plan.hierarchy == ((0,), (1, 2), (3, 4))
+    found = session.call(weights)
+    assert len(found) == 5
+    assert_equal(found)
+
+
+def test_a_leaders_codec_is_its_own_time_and_the_others_wait(make_session: Any) -> None:
+    task = hk.Task(
+        model=lambda: torch.nn.Linear(64, 64),
+        data=torch.randn(90, 64),
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+        codecs={"sleepy": Sleepy},
+    )
+    devices = hk.emulate("3xT4", sample_s=0.02)
+    session = make_session(
+        task,
+        devices=devices,
+        global_batch=9,
+        batches="even",
+        guard_every=0,
+        compression="task:sleepy",
+        hierarchy=[[0, 1], [2]],
+    )
+    session.run(1)
+    session.wait(LIMIT_S)
+    parts = {
+        part: [median(session.history.series(part, rank=rank)[1][2:]) for rank in range(3)]
+        for part in ("codec_s", "wait_s", "other_s", "step_s")
+    }
+    allowed = 0.2 * CODEC_S
+    assert parts["codec_s"] == pytest.approx([CODEC_S, 0.0, CODEC_S], abs=allowed)
+    assert parts["wait_s"] == pytest.approx([0.0, CODEC_S, 0.0], abs=allowed)
+    assert max(map(abs, parts["other_s"])) < 0.03 * max(parts["step_s"])
 
 
 def spoil(worker: Any) -> None:
