@@ -14,6 +14,7 @@ from hetkit.widgets.controls import Transport
 from hetkit.widgets.entries import settings_controls
 from hetkit.widgets.feed import Feed
 from hetkit.widgets.panels import Review
+from hetkit.widgets.preview import Preview
 from hetkit.widgets.strip import Strip
 from hetkit.widgets.wiring import SessionLike, weakly
 
@@ -89,6 +90,7 @@ class Dashboard:
         self.transport = Transport(session, say)
         self.batches = BatchControls(session, say)
         self.settings = settings_controls(session, say)
+        self.preview = Preview(session, say)
         self.strip = Strip(self.feed.snapshot, self.feed.receive)
         self.review = Review(session, say)
         settings = ipw.HBox(
@@ -96,7 +98,14 @@ class Dashboard:
             layout={"flex_flow": "row wrap"},
         )
         self.widget = ipw.VBox(
-            [self.transport.widget, settings, self.batches.manual, self.strip, self.review.widget],
+            [
+                self.transport.widget,
+                settings,
+                self.preview.widget,
+                self.batches.manual,
+                self.strip,
+                self.review.widget,
+            ],
             layout={"width": "100%"},
         )
         self._refresh()
@@ -118,6 +127,7 @@ class Dashboard:
     def _refresh(self) -> None:
         self.transport.refresh()
         self.batches.refresh()
+        self.preview.refresh()
         for control in self.settings.values():
             control.refresh()
 

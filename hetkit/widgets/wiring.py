@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from hetkit.devices.device import Device
 from hetkit.errors import HetkitError
 from hetkit.plan import Plan
+from hetkit.planning.comparison import WhatIf
 from hetkit.records.history import History
 from hetkit.records.ledger import Ledger
 from hetkit.settings import Settings
@@ -62,7 +63,10 @@ class OutputLike(Protocol):
 
 
 class SessionLike(Protocol):
-    """What the dashboard asks of a session. All methods return at once or raise a HetkitError."""
+    """What the dashboard asks of a session.
+
+    All methods but `what_if` return at once, or raise a HetkitError.
+    """
 
     dashboard: object
     """Kept here by `hetkit.widgets.dashboard.show`; None before."""
@@ -128,6 +132,9 @@ class SessionLike(Protocol):
 
     def set(self, **changes: Any) -> Any:
         """Requests other settings."""
+
+    def what_if(self, **changes: Any) -> WhatIf:
+        """Predicts a step under other settings. It may wait for the workers."""
 
 
 def attempt(action: Callable[[], object], report: Report) -> bool:

@@ -12,6 +12,9 @@ from typing import Any
 from hetkit.devices.device import Device, Emulation
 from hetkit.errors import SessionError
 from hetkit.plan import Plan
+from hetkit.planning.comparison import WhatIf
+from hetkit.planning.situation import Parts
+from hetkit.planning.what_if import Prediction
 from hetkit.records.history import Event, History, RankStep, StepRecord
 from hetkit.records.ledger import Ledger, LedgerRow, summarise_epoch
 from hetkit.settings import Settings
@@ -135,6 +138,22 @@ class FakeSession:
         wanted = self.settings.change(**changes)
         wanted.check_ranks(len(self.devices))
         self.settings = wanted
+
+    def what_if(self, **changes: Any) -> WhatIf:
+        self.calls.append(("what_if", changes))
+        if self.plan is None:
+            raise SessionError("too few steps have been measured.")
+        self.settings.change(**changes)
+        rest = {"data_s": 0.002, "wait_s": 0.0, "codec_s": 0.0, "optimizer_s": 0.002}
+        now = Parts(compute_s=0.06, transfer_s=0.036, other_s=0.0, **rest)
+        new = Parts(compute_s=0.06, transfer_s=0.016, other_s=0.0, **rest)
+        return WhatIf(
+            changes=(),
+            now=now,
+            samples_per_s=self.plan.global_batch / now.step_s,
+            prediction=Prediction(plan=self.plan, parts=new, low_s=0.075, high_s=0.085),
+            emulated=True,
+        )
 
     def close(self) -> None:
         self._stop.set()
