@@ -12,7 +12,7 @@ SHOW = """
 import torch, hetkit as hk
 task = hk.Task(
     model=lambda: torch.nn.Linear(64, 32),
-    data=torch.randn(256, 64),
+    data=torch.randn(768, 64),
     loss=lambda model, batch: model(batch).square().mean(),
     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
 )
@@ -51,6 +51,9 @@ def test_each_control_changes_what_the_ledger_shows(open_notebook: Callable[...,
     fill(page, "Global batch", "64")
     fill(page, "Bucket, MiB", "4")
     page.get_by_text("requested bucket_bytes 4194304").wait_for(timeout=LIMIT_MS)
+    notebook.button("What if?").click()
+    page.get_by_text(re.compile("Predicted, emulated: a step of")).wait_for(timeout=LIMIT_MS)
+    notebook.screenshot("settings_what_if")
     fill(page, "Epochs", "1")
     notebook.button("Run").click()
     notebook.run_cell(1)
