@@ -16,6 +16,7 @@ from hetkit.planning.guidance import Guidance, guide
 from hetkit.planning.precision_gain import faster, precision_gains
 from hetkit.planning.schedule import Position, describe_changes, make_plan
 from hetkit.planning.situation import Situation
+from hetkit.planning.task_profile import TaskProfile
 from hetkit.planning.what_if import predict
 from hetkit.records.forecast import DROPPED_STEPS, LEAST_STEPS, Forecast
 from hetkit.records.trial import Trial
@@ -81,6 +82,21 @@ class Outlook(Access):
             rest_s=max(0.0, rest_s),
             emulated=now.emulated,
         )
+
+    def profile(self) -> TaskProfile:
+        """Returns what was measured of the task here, for `hetkit.plan_fleet` and for a file.
+
+        It is that of the device that computes longest. The gradient's tensors are looked up on the
+        workers, where they stand next.
+
+        Raises:
+            SessionError: Too few steps have been measured yet, or the task is a loop of your own.
+        """
+        now = self._situation()
+        found = self._find(now, ())
+        latest = self.history.latest
+        peaks = [rank.memory_peak_bytes for rank in latest.ranks] if latest else []
+        return TaskProfile.of(now, found, peaks, self._coordinator.scales.forecast.costs)
 
     # ── inside ──
 

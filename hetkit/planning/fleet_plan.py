@@ -241,7 +241,7 @@ class _Steps:
         shares = ready_shares([size for size, _ in buckets], self.profile.ready_shares)
         ready = [_ready(*row, shares) for row in rows]
         codec_s, transfer_s = self._exchange(self.fleet.devices, buckets)
-        exposed_s = expose(ready, codec_s, transfer_s).seconds if len(self.fleet) > 1 else 0.0
+        exposed_s = expose(ready, codec_s, transfer_s).seconds if transfer_s else 0.0
         return _Step(batches, compute_s, exposed_s, compute_s + exposed_s + self._rest(batches))
 
     def verdict(self, speeds: Sequence[float]) -> Verdict:
@@ -294,12 +294,13 @@ class _Steps:
         whole = len(devices) == len(self.fleet)
         islands = resolve_islands(self.wanted, devices) if whole else ()
         world_size = len(islands) or len(devices)
-        transfers = []
-        for size, shapes in buckets:
+        transfers: list[float] = []
+        for size, shapes in buckets if len(devices) > 1 else ():
             sent = wire_bytes(text, shapes, profile.element_bytes, world_size)
             seconds = exchange_seconds(devices, size, islands=islands, sent_bytes=sent)
             transfers.append(seconds or 0.0)
-        return [size / profile.element_bytes * element_s for size, _ in buckets], transfers
+        codecs = [size / profile.element_bytes * element_s for size, _ in buckets]
+        return codecs, transfers
 
 
 def _ready(model: ComputeTime, batch: int, micro: int, shares: Sequence[float]) -> list[float]:

@@ -8,20 +8,42 @@ A file of it is JSON: typed data that anybody can read, and that is checked when
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from hetkit.devices.table import html_table, text_table
 from hetkit.devices.units import show_memory
 from hetkit.errors import PlanError
 from hetkit.planning.memory import MemoryModel
-from hetkit.planning.step_time import StepTime
+from hetkit.planning.situation import CodecCost, Situation
+from hetkit.planning.step_time import ComputeTime, StepTime
 
 FORMAT = 1
 """Version of the file; another one is refused."""
 
 Shape = tuple[int, ...]
+
+
+class Found(Protocol):
+    """What a trial on the workers found; see `hetkit.records.trial.Trial`."""
+
+    @property
+    def costs(self) -> Mapping[str, CodecCost]:
+        """What each codec costs, by its text."""
+
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        """The gradient's tensors, in the order in which they are ready."""
+
+    @property
+    def element_bytes(self) -> int:
+        """Size of one of their elements."""
+
+    @property
+    def fixed_bytes(self) -> float:
+        """Weights, buffers, gradients and optimizer state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +119,55 @@ class TaskProfile:
             raise PlanError("a profile's sample_s must be above 0, its element_bytes at least 1.")
         if any(size < 0 for shape in self.shapes for size in shape):
             raise PlanError(f"a profile's shapes are lengths of at least 0: {self.shapes}.")
+
+    @classmethod
+    def of(
+        cls,
+        now: Situation,
+        found: Found,
+        peaks: Sequence[float | None],
+        costs: Mapping[str, CodecCost] | None = None,
+    ) -> "TaskProfile":
+        """Returns the profile on the device that computes longest, in its own seconds.
+
+        Args:
+            now: What was measured of the step.
+            found: What a trial found of the gradient and of codecs.
+            peaks: Peak memory of each rank in bytes; None where there is no reading.
+            costs: What codecs were found to cost before. Default: nothing.
+        """
+        plan, devices = now.plan, now.devices
+        rows = zip(now.ranks, plan.batches, plan.micro_batches, strict=True)
+        times = [rank.model.seconds(batch, micro) for rank, batch, micro in rows]
+        place = times.index(max(times))
+        emulation = devices[place].emulation
+        scale = emulation.time_scale if emulation else 1.0
+        batch, micro, pace = plan.batches[place], plan.micro_batches[place], now.ranks[place]
+        line = _line(pace.model, batch, micro)
+        peak, known = peaks[place] if peaks else None, found.fixed_bytes
+        per_sample = None if peak is None else max(0.0, peak - known) / min(batch, micro)
+        codecs = {**(costs or {}), **found.costs}
+        return cls(
+            device=devices[place].name,
+            emulated=now.emulated,
+            amp=plan.amp[place],
+            launch_s=line.launch_s / scale,
+            sample_s=line.sample_s / scale,
+            error=pace.error,
+            optimizer_s=now.parts.optimizer_s,
+            data_s=now.parts.data_s / batch,
+            other_s=max(0.0, now.parts.other_s),
+            sizes=pace.sizes,
+            shapes=tuple(reversed(found.shapes)),
+            element_bytes=found.element_bytes,
+            fixed_bytes=None if peak is None else known,
+            sample_bytes=per_sample,
+            ready_shares=now.seen_shares,
+            codec_element_s={
+                text: cost.element_s for text, cost in codecs.items() if text != "none"
+            },
+            samples=plan.epoch_steps * plan.global_batch,
+        )
 
     @property
     def compute(self) -> StepTime:
@@ -185,3 +256,12 @@ class TaskProfile:
 
 
 _HEADER = ("measured", "figure")
+
+
+def _line(model: ComputeTime, batch: int, micro_batch: int) -> StepTime:
+    """Returns a model as a line; of a bent one, that through the present size."""
+    if isinstance(model, StepTime):
+        return model
+    passes, whole_s = -(-batch // micro_batch), model.seconds(batch, micro_batch)
+    sample_s = min(model.sample_s_at(batch, micro_batch), whole_s / batch)
+    return StepTime(launch_s=(whole_s - sample_s * batch) / passes, sample_s=sample_s)

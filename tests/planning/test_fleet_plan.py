@@ -67,6 +67,11 @@ def test_the_exchange_comes_from_the_link_and_the_codecs_bytes():
     assert exposed(link=None) == 0.0
 
 
+def test_a_task_without_gradients_exchanges_nothing():
+    plan = plan_fleet(replace(PROFILE, shapes=()), "2xA100", global_batch=64, link="1MB/s")
+    assert plan.exposed_s == 0.0
+
+
 def test_what_was_not_measured_is_said():
     notes = " ".join(plan_fleet(PROFILE, "1xA100 + 1xT4", global_batch=8, compression="int8").notes)
     assert "poor prior" in notes
