@@ -67,7 +67,10 @@ class Entry:
         if self.box.value != shown:
             with self._mirror.showing():
                 self.box.value = shown
-        self.note.value = effect_text(self._effect, value, in_force)
+        # An empty box stands for what its placeholder says.
+        default = getattr(self.box, "placeholder", "")
+        now = self._write(in_force) or default
+        self.note.value = effect_text(self._effect, shown or default, now)
 
     def _type(self, change: dict[str, Any]) -> None:
         typed = change["new"]

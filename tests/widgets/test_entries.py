@@ -140,5 +140,9 @@ def test_each_says_when_it_takes_effect_and_what_is_in_force(
     assert all("next epoch" in controls[n].note.value for n in controls if n != "micro_batch")
     controls["sync_every"].box.value = 4
     assert "now 1" in controls["sync_every"].note.value
+    controls["lr"].box.value = "0.5"
+    assert "now task&#x27;s" in controls["lr"].note.value
+    controls["bucket_bytes"].box.value = "4"
+    assert "now 25<" in controls["bucket_bytes"].note.value
     controls["compression"].dropdown.value = "int8"
     assert "now none" in controls["compression"].note.value
