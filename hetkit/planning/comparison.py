@@ -157,8 +157,10 @@ def break_even(
 
     def gains_s(rate: float) -> float:
         fit = LinkFit(hop_s=link.hop_s, byte_s=1 / rate, error=0.0, certain=True)
-        # With nothing exposed in it, the measured part cannot be cut at 0.
-        base = replace(now, link=fit, parts=replace(now.parts, transfer_s=1e8, codec_s=1e8))
+        # What would be measured at that rate is not known: more than enough, so that no part of
+        # the difference is cut off at 0.
+        room_s = 4 * sum(now.bucket_bytes) / rate + 1.0
+        base = replace(now, link=fit, parts=replace(now.parts, transfer_s=room_s, codec_s=room_s))
         plans = (replace(prediction.plan, compression="none"), prediction.plan)
         plain, coded = (
             predict(base, plan, costs=costs, tensor_bytes=tensor_bytes).parts for plan in plans

@@ -190,10 +190,12 @@ def _side(
     ]
     likely = [each[0] for each in times]
     critical = likely.index(max(likely))
+    # Whoever turns out slow holds the step up, so each end is the slowest rank's.
+    compute_s = (max(likely), max(t[1] for t in times), max(t[2] for t in times))
     jitters = [pace.jitter * t for pace, t in zip(now.ranks, likely, strict=True)]
     late_s = (expected_max(likely, jitters) - likely[critical]) / math.sqrt(plan.sync_every)
     if not transfers:
-        return _Side(critical, times[critical], late_s, Exposure.none())
+        return _Side(critical, compute_s, late_s, Exposure.none())
     element_s = costs.get(plan.compression, AS_IT_IS).element_s
     codecs = [size / now.element_bytes * element_s for size in buckets]
     if plan.local:
@@ -203,7 +205,7 @@ def _side(
         shares = ready_shares(buckets, now.seen_shares)
         rows = zip(likely, plan.batches, plan.micro_batches, strict=True)
         exchange = expose([_ready(*row, shares) for row in rows], codecs, transfers)
-    return _Side(critical, times[critical], late_s, exchange)
+    return _Side(critical, compute_s, late_s, exchange)
 
 
 def _compute(pace: RankPace, batch: int, micro: int, gain: Gain) -> tuple[float, float, float]:
@@ -238,22 +240,21 @@ def _parts(now: Situation, plan: Plan, old: _Side, new: _Side) -> Parts:
     measured = now.parts
     batch = now.plan.batches[old.critical]
     ratio = plan.batches[new.critical] / batch if batch else 1.0
+    before, after = old.exchange, new.exchange
+    late_s = (new.late_s + after.wait_s) - (old.late_s + before.wait_s)
     return Parts(
         data_s=measured.data_s * ratio,
-        compute_s=max(0.0, measured.compute_s + new.compute_s[0] - old.compute_s[0]),
-        wait_s=max(
-            0.0,
-            measured.wait_s
-            + (new.late_s + new.exchange.wait_s)
-            - (old.late_s + old.exchange.wait_s),
-        ),
-        transfer_s=max(
-            0.0, measured.transfer_s + new.exchange.transfer_s - old.exchange.transfer_s
-        ),
-        codec_s=max(0.0, measured.codec_s + new.exchange.codec_s - old.exchange.codec_s),
+        compute_s=_changed(measured.compute_s, new.compute_s[0] - old.compute_s[0]),
+        wait_s=_changed(measured.wait_s, late_s),
+        transfer_s=_changed(measured.transfer_s, after.transfer_s - before.transfer_s),
+        codec_s=_changed(measured.codec_s, after.codec_s - before.codec_s),
         optimizer_s=measured.optimizer_s,
         other_s=measured.other_s,
     )
+
+
+def _changed(measured_s: float, change_s: float) -> float:
+    return max(0.0, measured_s + change_s)
 
 
 def _variance(
