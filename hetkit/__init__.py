@@ -30,6 +30,9 @@ if TYPE_CHECKING:
         WorkerDied,
         WorkerError,
     )
+    from hetkit.planning.fleet_plan import plan_fleet
+    from hetkit.planning.task_profile import TaskProfile
+    from hetkit.rehearsal import profile
     from hetkit.script import worker
     from hetkit.session import Session
     from hetkit.settings import Settings
@@ -59,6 +62,9 @@ _HOMES = {
         "WorkerDied",
         "WorkerError",
     ),
+    "hetkit.planning.fleet_plan": ("plan_fleet",),
+    "hetkit.planning.task_profile": ("TaskProfile",),
+    "hetkit.rehearsal": ("profile",),
     "hetkit.script": ("worker",),
     "hetkit.session": ("Session",),
     "hetkit.settings": ("Settings",),
@@ -93,12 +99,15 @@ __all__ = [
     "SlowDown",
     "Task",
     "TaskError",
+    "TaskProfile",
     "Threshold",
     "TopK",
     "WorkerDied",
     "WorkerError",
     "devices",
     "emulate",
+    "plan_fleet",
+    "profile",
     "sessions",
     "worker",
 ]
