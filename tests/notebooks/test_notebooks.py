@@ -91,3 +91,75 @@ def test_unlike_devices_get_unlike_batches_and_a_hot_one_gets_less(unlike_device
     assert heated[3] < min(heated[2], heated[4], heated[5]), "V100 #3 is the hot one"
     assert "first measurements" in text, "the decisions are shown"
     assert "Use " in text, "the verdict is shown"
+
+
+FEWEST_TIMES = {
+    "fp16": 1.98,
+    "bf16": 1.98,
+    "int8": 3.9,
+    "int4": 7.5,
+    "powersgd": 50.0,
+    "topk": 9.5,
+    "threshold": 9.5,
+    "topk(ratio=0.01)": 45.0,
+}
+KEEPS_DIRECTION = {"fp16", "bf16", "int8", "int4"}
+
+
+@pytest.fixture(scope="module")
+def compression_lab() -> str:
+    return printed(execute(FOLDER / "03_compression_lab.ipynb"))
+
+
+def table_below(text: str, heading: str) -> dict[str, list[str]]:
+    """Returns the cells of a printed table by codec, down to the first line that is no codec's."""
+    found: dict[str, list[str]] = {}
+    for line in text[text.index(heading) :].splitlines()[1:]:
+        codec, *cells = line.split() or [""]
+        if codec != "none" and codec not in FEWEST_TIMES:
+            break
+        found[codec] = cells
+    return found
+
+
+@pytest.mark.parametrize("heading", ["digits, SGD", "characters, AdamW"])
+def test_compression_lab_shows_the_direction_that_each_codec_keeps(
+    compression_lab: str, heading: str
+) -> None:
+    for codec, (*_, cosine, error) in table_below(compression_lab, heading).items():
+        if codec == "none":
+            assert (cosine, error) == ("–", "–"), "nothing to compare"
+            continue
+        # With error feedback the codec's step is another one by design: a single look may be low.
+        lowest = 0.8 if codec in KEEPS_DIRECTION else -1.0
+        assert lowest <= float(cosine) <= 1.0, codec
+        assert float(error) >= 0.0
+
+
+def test_compression_lab_has_every_codec_with_its_bytes_and_accuracy(compression_lab: str) -> None:
+    table = table_below(compression_lab, "digits, SGD")
+    assert table.keys() == {"none", *FEWEST_TIMES}
+    sent_bytes = {codec: float(cells[0].replace(",", "")) for codec, cells in table.items()}
+    accuracy = {codec: float(cells[2].rstrip("%")) for codec, cells in table.items()}
+    for codec, times in FEWEST_TIMES.items():
+        assert sent_bytes["none"] / sent_bytes[codec] >= times, codec
+        assert accuracy[codec] >= 85.0, codec
+    assert all(abs(accuracy[codec] - accuracy["none"]) <= 1.5 for codec in KEEPS_DIRECTION)
+
+
+def test_compression_lab_shows_what_error_feedback_costs_beside_adam(compression_lab: str) -> None:
+    table = table_below(compression_lab, "characters, AdamW")
+    loss = {codec: float(cells[2]) for codec, cells in table.items()}
+    assert abs(loss["int8"] - loss["none"]) <= 0.02
+    assert loss["topk"] > loss["int8"]
+    assert loss["powersgd"] > loss["int8"]
+
+
+def test_compression_lab_times_every_codec_at_three_rates(compression_lab: str) -> None:
+    table = table_below(compression_lab, "digits                ")
+    assert table.keys() == {"none", *FEWEST_TIMES}
+    assert all(len(cells) == 9 for cells in table.values()), "a step, its unit and a speed each"
+    for link in ("10GB/s", "100MB/s", "10MB/s"):
+        assert re.search(
+            rf"^ *{link}: compression='.+', (leave it off|[\d.]+x)$", compression_lab, re.M
+        )
