@@ -133,7 +133,7 @@ def test_an_untried_precision_has_the_catalogues_gain_and_wide_ends():
 def test_one_size_leaves_open_what_is_fixed():
     now = situation(ranks=paces(FAST, StepTime(launch_s=0.0, sample_s=0.0105), sizes=(20.0,)))
     new = predict(now, plan(batches=(30, 10)))
-    assert new.high_s == pytest.approx(situation().parts.step_s)  # all of it fixed cost
+    assert new.high_s == pytest.approx(situation().parts.step_s, abs=0.001)  # all fixed cost
     assert new.low_s < new.step_s < new.high_s
     assert any("one batch size" in note for note in new.notes)
 
