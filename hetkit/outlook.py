@@ -23,6 +23,7 @@ from hetkit.records.trial import Trial
 from hetkit.settings import Settings
 
 _MOVES_THE_SPLIT = ("batches", "micro_batch", "amp", "tf32", "global_batch")
+_AT_HAND = ("ready", "paused", "running")
 _NO_TIME = ("lr", "lr_rule", "guard_every", "compression_warmup", "outer_momentum")
 
 
@@ -125,14 +126,17 @@ class Outlook(Access):
             for name in names
             if name not in forecast.costs and not isinstance(parse_compression(name), Custom)
         )
-        certain = now.link is not None and now.link.certain
-        known = not unknown and certain and forecast.tensor_bytes
-        if now.plan.world_size > 1 and not known and self.state in ("ready", "paused", "running"):
-            trial = self._find(now, unknown)
+        tried = bool(forecast.tensor_bytes)
+        wanting = now.plan.world_size > 1 and not (tried and not unknown)
+        if wanting and self._subject.epochs is not None and self.state in _AT_HAND:
+            trial = self._find(now, unknown, with_link=not tried)
             self._coordinator.ask(lambda: forecast.learn(trial))
         return dict(forecast.costs), forecast.tensor_bytes
 
-    def _find(self, now: Situation, compressions: tuple[str, ...]) -> Trial:
+    def _find(
+        self, now: Situation, compressions: tuple[str, ...], *, with_link: bool = True
+    ) -> Trial:
+        """Tries codecs, and the link if asked, on all workers where they stand next."""
         from hetkit.worker.trial import Trial as Function
 
         if self._subject.epochs is None:
@@ -143,7 +147,7 @@ class Outlook(Access):
             compressions=compressions,
             devices=now.devices,
             bucket_bytes=now.plan.bucket_bytes,
-            with_link=True,
+            with_link=with_link,
         )
         return Trial.of(self.call(function))
 

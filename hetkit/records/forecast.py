@@ -96,6 +96,7 @@ class Forecast:
     def reset(self) -> None:
         """Other devices compute from now on: nothing of what was measured holds."""
         self._base, self._plan, self._tried = None, None, ()
+        self.tensor_bytes = ()
         self.costs = {"none": AS_IT_IS}
         self._steps.clear()
         self._transfers.clear()
@@ -108,7 +109,7 @@ class Forecast:
         self.costs |= trial.costs
         self.tensor_bytes = trial.tensor_bytes
         self._element_bytes = trial.element_bytes
-        self._tried = trial.transfers
+        self._tried = trial.transfers or self._tried
 
     def add(self, record: StepRecord, rows: Sequence[StepRow]) -> None:
         """Takes a step of the plan in force."""
