@@ -104,6 +104,7 @@ FEWEST_TIMES = {
     "topk(ratio=0.01)": 45.0,
 }
 KEEPS_DIRECTION = {"fp16", "bf16", "int8", "int4"}
+slow = pytest.mark.timeout(420)  # the first test waits for the whole notebook
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +123,7 @@ def table_below(text: str, heading: str) -> dict[str, list[str]]:
     return found
 
 
+@slow
 @pytest.mark.parametrize("heading", ["digits, SGD", "characters, AdamW"])
 def test_compression_lab_shows_the_direction_that_each_codec_keeps(
     compression_lab: str, heading: str
@@ -136,6 +138,7 @@ def test_compression_lab_shows_the_direction_that_each_codec_keeps(
         assert float(error) >= 0.0
 
 
+@slow
 def test_compression_lab_has_every_codec_with_its_bytes_and_accuracy(compression_lab: str) -> None:
     table = table_below(compression_lab, "digits, SGD")
     assert table.keys() == {"none", *FEWEST_TIMES}
@@ -147,6 +150,7 @@ def test_compression_lab_has_every_codec_with_its_bytes_and_accuracy(compression
     assert all(abs(accuracy[codec] - accuracy["none"]) <= 1.5 for codec in KEEPS_DIRECTION)
 
 
+@slow
 def test_compression_lab_shows_what_error_feedback_costs_beside_adam(compression_lab: str) -> None:
     table = table_below(compression_lab, "characters, AdamW")
     loss = {codec: float(cells[2]) for codec, cells in table.items()}
@@ -155,6 +159,7 @@ def test_compression_lab_shows_what_error_feedback_costs_beside_adam(compression
     assert loss["powersgd"] > loss["int8"]
 
 
+@slow
 def test_compression_lab_times_every_codec_at_three_rates(compression_lab: str) -> None:
     table = table_below(compression_lab, "digits                ")
     assert table.keys() == {"none", *FEWEST_TIMES}
