@@ -58,6 +58,8 @@ class CodecCost:
         element_s: Seconds of encoding and decoding per element.
         element_error: Relative standard error of that.
         ring_share: Bytes it sends, as a share of what the gradient as it is would.
+        bucket_s: Seconds that its collectives take for a bucket beyond hops and bytes: software,
+            which is paid per collective. Default 0.
         half_rounds: Its collectives per bucket, an all-reduce counted as two: n − 1 hops each.
     """
 
@@ -65,6 +67,7 @@ class CodecCost:
     element_error: float
     ring_share: float
     half_rounds: int
+    bucket_s: float = 0.0
 
 
 AS_IT_IS = CodecCost(element_s=0.0, element_error=0.0, ring_share=1.0, half_rounds=2)
@@ -78,8 +81,8 @@ class Situation:
         plan: The plan.
         devices: What runs the ranks, in rank order.
         ranks: What is known of each rank's compute.
-        parts: Medians of the rank that computes longest; they add up to the median step.
-        step_error_s: Standard error of the median step.
+        parts: Of the rank that computes longest; they add up to the step.
+        step_error_s: Standard error of that step.
         link: The link as measured; None where nothing travels.
         bucket_bytes: Size of each bucket of the gradient, in the order of the exchange.
         seen_shares: Measured (share of bytes, share of compute) at which buckets were ready.

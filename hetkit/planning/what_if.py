@@ -157,7 +157,8 @@ def _transfers(
     if link is None:
         return None if buckets else []
     hops = cost.half_rounds * (n - 1)
-    return [link.seconds(hops, ring_bytes(n, size) * cost.ring_share) for size in buckets]
+    sends = [ring_bytes(n, size) * cost.ring_share for size in buckets]
+    return [link.seconds(hops, sent) + cost.bucket_s for sent in sends]
 
 
 def _stated_link(now: Situation) -> LinkFit | None:

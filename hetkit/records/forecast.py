@@ -106,10 +106,12 @@ class Forecast:
 
     def learn(self, trial: Trial) -> None:
         """Takes in what a trial found."""
-        self.costs |= trial.costs
         self.tensor_bytes = trial.tensor_bytes
         self._element_bytes = trial.element_bytes
         self._tried = trial.transfers or self._tried
+        link = self.link()
+        world_size = self._plan.world_size if self._plan else 1
+        self.costs |= trial.costs if link is None else trial.costs_over(link, world_size)
 
     def add(self, record: StepRecord, rows: Sequence[StepRow]) -> None:
         """Takes a step of the plan in force."""
@@ -187,7 +189,13 @@ class Forecast:
         )
 
     def link(self) -> LinkFit | None:
-        """Returns the link as measured; None where nothing has travelled yet."""
+        """Returns the link as measured; None where nothing has travelled yet.
+
+        A trial's sums travel while nothing else does, so steps of two sizes count for more.
+        """
+        trained = fit_link(self._transfers)
+        if trained is not None and trained.certain:
+            return trained
         return fit_link([*self._tried, *self._transfers])
 
     def close_epoch(self) -> Kept:
@@ -227,18 +235,24 @@ def _rank_pace(pace: Pace) -> RankPace | None:
 
 
 def _parts(records: Sequence[StepRecord], *, local: bool) -> tuple[Parts, float]:
-    """Returns where a step goes on the rank that computes longest, and the step's error."""
-    typical = fmean if local else median
-    ranks = list(zip(*(record.ranks for record in records), strict=True))
-    compute = [typical(step.compute_s for step in steps) for steps in ranks]
-    slowest = ranks[compute.index(max(compute))]
+    """Returns where a step goes on the rank that computes longest, and the step's error.
+
+    Medians of parts do not add up to the median step, so the parts are means over the middle half
+    of the steps by their length, which do, and leave outliers out as well. With local steps no
+    single step is typical, and all count.
+    """
+    steps = sorted(record.step_s for record in records)
+    places = range(len(records[0].ranks))
+    compute = [median(record.ranks[place].compute_s for record in records) for place in places]
+    slowest = compute.index(max(compute))
+    quarter = 0 if local else (len(records) - 1) // 4
+    middle = sorted(records, key=lambda record: record.step_s)[quarter : len(records) - quarter]
     names = ("data_s", "compute_s", "wait_s", "transfer_s", "codec_s", "optimizer_s")
-    middles = {name: typical(getattr(step, name) for step in slowest) for name in names}
-    steps = [record.step_s for record in records]
-    step_s = typical(steps)
-    scatter = 1.4826 * median(abs(each - step_s) for each in steps)
+    means = {name: fmean(getattr(each.ranks[slowest], name) for each in middle) for name in names}
+    step_s = fmean(record.step_s for record in middle)
+    scatter = 1.4826 * median(abs(each - median(steps)) for each in steps)
     error_s = scatter * math.sqrt(math.pi / (2 * len(steps)))
-    return Parts(**middles, other_s=step_s - math.fsum(middles.values())), error_s
+    return Parts(**means, other_s=step_s - math.fsum(means.values())), error_s
 
 
 def _rms(values: Sequence[float]) -> float:

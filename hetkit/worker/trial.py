@@ -2,13 +2,14 @@
 
 Run on all ranks at once by ``session.call``, so that cores which the ranks share are shared here as
 they are in training. A codec encodes and decodes made-up gradients of the model's own shapes over a
-wire that leads back to itself: what is timed is the codec alone. The link carries two sums, a small
-one and one as large as the largest bucket, so that its latency can be told from its rate.
+wire that leads back to itself: what is timed is the codec alone. Then it exchanges over the link,
+where each of its collectives is timed. The link also carries two sums, a small one and one as large
+as the largest bucket, so that its latency can be told from its rate.
 """
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -36,6 +37,8 @@ class Findings:
     Args:
         costs: Of each codec, by its text.
         transfers: Of the link, as this rank saw it.
+        spans: Of each codec, the seconds of its collectives, in order, exchange by exchange.
+        bucket_bytes: Sizes of the buckets that were tried.
         shapes: The gradient's tensors in the order in which they are ready.
         element_bytes: Size of one element.
         fixed_bytes: Weights, buffers, gradients and optimizer state.
@@ -43,6 +46,8 @@ class Findings:
 
     costs: dict[str, CodecCost]
     transfers: tuple[Transfer, ...]
+    spans: dict[str, tuple[tuple[float, ...], ...]]
+    bucket_bytes: tuple[float, ...]
     shapes: tuple[tuple[int, ...], ...]
     element_bytes: int
     fixed_bytes: float
@@ -56,7 +61,7 @@ class Trial:
         compressions: Built-in codecs to try, by their text.
         devices: The ranks' devices, whose link is emulated where they are.
         bucket_bytes: Size of DDP's buckets; None: PyTorch's.
-        with_link: Whether to try the link too; then every rank has to take part.
+        with_link: Whether to try the link by itself too.
     """
 
     compressions: tuple[str, ...]
@@ -69,31 +74,50 @@ class Trial:
         gradients = [p for p in reversed(list(worker.model.parameters())) if p.requires_grad]
         buckets = _buckets(gradients, self.bucket_bytes)
         n = worker.world_size
+        wire = self._wire(n) if n > 1 else None
         return Findings(
             costs={text: try_codec(text, buckets, n) for text in self.compressions},
-            transfers=tuple(self._try_link(buckets, n)) if self.with_link and n > 1 else (),
+            transfers=tuple(_try_link(wire, buckets)) if wire and self.with_link else (),
+            spans={text: _exchange(text, buckets, wire) for text in self.compressions if wire},
+            bucket_bytes=tuple(float(b.flat.numel() * b.flat.element_size()) for b in buckets),
             shapes=tuple(tuple(p.shape) for p in gradients),
             element_bytes=gradients[0].element_size(),
             fixed_bytes=_fixed_bytes(worker.model, worker.optimizer),
         )
 
-    def _try_link(self, buckets: Sequence[Bucket], n: int) -> list[Transfer]:
+    def _wire(self, n: int) -> GroupWire:
         slowest, emulation = slowest_link(self.devices), self.devices[0].emulation
         link = None
         if slowest is not None and emulation is not None:
             link = EmulatedLink(slowest, n, emulation.time_scale)
-        wire = GroupWire(dist.distributed_c10d._get_default_group(), link)
-        largest = max((bucket.flat for bucket in buckets), key=torch.Tensor.numel)
-        found = []
-        for tensor in (largest[:_SMALL_ELEMENTS].clone(), largest.clone()):
-            wire.all_reduce(torch.zeros_like(tensor[:1]))  # all ranks have come
-            size_bytes = tensor.numel() * tensor.element_size()
-            for _ in range(REPEATS):
-                start = time.monotonic()
-                wire.all_reduce(tensor)
-                seconds, sent = time.monotonic() - start, ring_bytes(n, size_bytes)
-                found.append(Transfer(hops=2 * (n - 1), sent_bytes=sent, seconds=seconds))
-        return found
+        return GroupWire(dist.distributed_c10d._get_default_group(), link)
+
+
+def _try_link(wire: GroupWire, buckets: Sequence[Bucket]) -> Iterator[Transfer]:
+    n = wire.world_size
+    largest = max((bucket.flat for bucket in buckets), key=torch.Tensor.numel)
+    for tensor in (largest[:_SMALL_ELEMENTS].clone(), largest.clone()):
+        wire.all_reduce(torch.zeros_like(tensor[:1]))  # all ranks have come
+        size_bytes = tensor.numel() * tensor.element_size()
+        for _ in range(REPEATS):
+            start = time.monotonic()
+            wire.all_reduce(tensor)
+            seconds, sent = time.monotonic() - start, ring_bytes(n, size_bytes)
+            yield Transfer(hops=2 * (n - 1), sent_bytes=sent, seconds=seconds)
+
+
+def _exchange(
+    compression: str, buckets: Sequence[Bucket], wire: GroupWire
+) -> tuple[tuple[float, ...], ...]:
+    """Returns how long each collective of an exchange took here, exchange by exchange."""
+    codec, spans = make_codec(compression), []
+    for _ in range(1 + REPEATS):
+        wire.collectives = []
+        for bucket in buckets:
+            codec.exchange(Bucket(bucket.flat.clone(), bucket.pieces), wire)
+        codec.settle(True)
+        spans.append(tuple(end - start for start, end in wire.collectives))
+    return tuple(spans[1:])
 
 
 class Echo:

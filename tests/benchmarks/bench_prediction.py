@@ -86,7 +86,7 @@ def compare(link: str) -> list[tuple[Any, str, WhatIf, float]]:
 
 def main() -> None:
     errors, inside = [], 0
-    print(f"{'link':<14}{'split':<10}{'codec':<10}{'predicted':>10}{'measured':>10}{'error':>8}")
+    print(f"{'link':<16}{'split':<10}{'codec':<10}{'predicted':>10}{'measured':>10}{'error':>8}")
     for link in LINKS:
         for batches, codec, what_if, measured_s in compare(link):
             predicted = what_if.prediction
@@ -96,7 +96,7 @@ def main() -> None:
             inside += held
             split = batches if isinstance(batches, str) else "+".join(map(str, batches))
             print(
-                f"{link:<14}{split:<10}{codec:<10}{predicted.step_s * 1e3:>7.1f} ms"
+                f"{link:<16}{split:<10}{codec:<10}{predicted.step_s * 1e3:>7.1f} ms"
                 f"{measured_s * 1e3:>7.1f} ms{error:>8.1%}{'' if held else '  outside'}",
                 flush=True,
             )

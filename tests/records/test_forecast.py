@@ -123,11 +123,19 @@ def test_without_a_base_or_the_codecs_cost_there_is_no_prediction():
     assert forecast.predicted is None
     cost = CodecCost(element_s=1e-9, element_error=0.0, ring_share=0.5, half_rounds=2)
     trial = Trial(
-        costs={"fp16": cost}, transfers=(), shapes=((10, 100),), element_bytes=4, fixed_bytes=0.0
+        costs={"fp16": cost},
+        transfers=(),
+        wire_s={"fp16": 0.08},
+        bucket_bytes=(4000.0,),
+        shapes=((10, 100),),
+        element_bytes=4,
+        fixed_bytes=0.0,
     )
     forecast.learn(trial)
     forecast.begin(replace(PLAN, compression="fp16"), now)
     assert forecast.predicted is not None
+    # Half of the bytes takes half of 0.1 s on this link; 0.08 s were measured.
+    assert forecast.costs["fp16"].bucket_s == pytest.approx(0.03)
     assert forecast.tensor_bytes == (4000.0,)
 
 

@@ -51,7 +51,7 @@ def test_a_trial_leaves_the_model_as_it_is():
     model[0].bias.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     before = [p.clone() for p in model.parameters()]
-    worker = SimpleNamespace(model=model, optimizer=optimizer, world_size=2, rank=0)
+    worker = SimpleNamespace(model=model, optimizer=optimizer, world_size=1, rank=0)
     trial = Trial(compressions=("int8",), devices=(), bucket_bytes=1024, with_link=False)
     found = trial(worker)
     assert found.shapes == ((5,), (5, 30), (30, 20))
