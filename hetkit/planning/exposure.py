@@ -192,7 +192,7 @@ def ready_shares(bucket_bytes: Sequence[float], seen: Sequence[tuple[float, floa
     whole, done, shares = sum(bucket_bytes), 0.0, []
     for size in bucket_bytes[:-1]:
         done += size
-        at = done / whole
+        at = min(1.0, done / whole)
         after = next(place for place in range(1, len(points)) if points[place][0] >= at)
         (x0, y0), (x1, y1) = points[after - 1], points[after]
         shares.append(y0 + (y1 - y0) * (at - x0) / (x1 - x0))
