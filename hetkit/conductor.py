@@ -68,6 +68,7 @@ class Conductor:
         self.course = Course(job.devices, settings)
         self.scales = Scales(self.course, self.book)
         self.alive: set[Peer] = set()
+        self.figures: dict[str, float | None] = {}
         self.upon_start: list[Callable[[], None]] = []
         self._folder = folder
         self._reports: dict[int, m.EpochReport] = {}
@@ -98,8 +99,10 @@ class Conductor:
         self._lost_to_memory = set()
         self.course.limit, self.course.ended = None, False
         self._start_by = time.monotonic() + START_TIMEOUT_S
+        devices = tuple(device.with_figures(self.figures) for device in self.job.devices)
+        global_batch = self.course.settings.global_batch
         try:
-            self.crew.start(replace(self.job, global_batch=self.course.settings.global_batch))
+            self.crew.start(replace(self.job, devices=devices, global_batch=global_batch))
         except HetkitError as error:
             self.fail(error)
             return
@@ -139,6 +142,12 @@ class Conductor:
 
     def _on_ready(self, readies: tuple[m.Ready, ...]) -> None:
         first = readies[0]
+        # An emulated device stays as fast as it was first found, whoever computes beside it.
+        self.figures = {
+            "sample_s": first.sample_s,
+            "fixed_bytes": None if first.fixed_bytes is None else int(first.fixed_bytes),
+            "sample_bytes": first.sample_bytes,
+        }
         position = Position(
             epoch=first.epoch,
             step=first.step,

@@ -188,6 +188,8 @@ class Coordinator(Conductor):
     def restart_with(self, payload: Path, snapshot: Path | None) -> None:
         """The next run starts fresh workers, which go on from ``snapshot``; None: the last one."""
         self._require("new", "ready", "failed")
+        if payload != self.job.payload:
+            self.figures = {}
         self.job = replace(self.job, payload=payload, snapshot=snapshot or self.job.snapshot)
         if self.status.state == "ready":
             self.crew.kill()

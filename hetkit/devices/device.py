@@ -1,6 +1,8 @@
 """Device: one thing that runs one rank, real or emulated. Frozen data, safe to send to a worker."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hetkit.errors import DeviceError
 
@@ -183,6 +185,19 @@ class Device:
     def __post_init__(self) -> None:
         if self.kind not in ("cpu", "cuda"):
             raise DeviceError(f"kind must be 'cpu' or 'cuda', not {self.kind!r}.")
+
+    def with_figures(self, figures: Mapping[str, Any]) -> "Device":
+        """Returns the device with the figures that its emulation left open.
+
+        Args:
+            figures: ``sample_s``, ``fixed_bytes`` and ``sample_bytes``, as they were measured.
+        """
+        if self.emulation is None:
+            return self
+        missing = {
+            name: value for name, value in figures.items() if getattr(self.emulation, name) is None
+        }
+        return replace(self, emulation=replace(self.emulation, **missing))
 
     @property
     def emulated(self) -> bool:
