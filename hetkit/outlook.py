@@ -11,11 +11,12 @@ from hetkit.devices.fleet import Fleet
 from hetkit.errors import SessionError
 from hetkit.plan import Plan
 from hetkit.planning.batch_split import split_batch
+from hetkit.planning.buckets import BucketProposal, propose_buckets
 from hetkit.planning.comparison import WhatIf, compare
 from hetkit.planning.guidance import Guidance, guide
 from hetkit.planning.precision_gain import faster, precision_gains
 from hetkit.planning.schedule import Position, describe_changes, make_plan
-from hetkit.planning.situation import Situation
+from hetkit.planning.situation import AS_IT_IS, Situation
 from hetkit.planning.task_profile import TaskProfile
 from hetkit.planning.what_if import predict
 from hetkit.records.forecast import DROPPED_STEPS, LEAST_STEPS, Forecast
@@ -61,9 +62,34 @@ class Outlook(Access):
         return compare(
             now,
             prediction,
-            changes=describe_changes(self.settings, wanted),
+            changes=describe_changes(self.applied or self.settings, wanted),
             costs=costs,
             tensor_bytes=tensor_bytes,
+        )
+
+    def propose_bucket_bytes(self) -> BucketProposal:
+        """Returns the size of gradient buckets with which least of the exchange would show.
+
+        Every size is played through with the measured times at which gradients are ready, and the
+        link as it was fitted; `set` it with ``bucket_bytes=proposal.best.bucket_bytes``.
+
+        Raises:
+            SessionError: Too few steps have been measured yet, or nothing is exchanged.
+        """
+        now = self._situation()
+        costs, tensor_bytes = self._tried(now, self.applied or self.settings)
+        now = self._situation()
+        if now.link is None:
+            raise SessionError("a single device exchanges nothing, so no bucket size is better.")
+        rows = zip(now.ranks, now.plan.batches, now.plan.micro_batches, strict=True)
+        return propose_buckets(
+            tensor_bytes or now.bucket_bytes,
+            [rank.model.seconds(batch, micro) for rank, batch, micro in rows],
+            now.link,
+            present_bytes=now.plan.bucket_bytes,
+            seen_shares=now.seen_shares,
+            cost=costs.get(now.plan.compression, AS_IT_IS),
+            element_bytes=now.element_bytes,
         )
 
     def guidance(self) -> Guidance:

@@ -147,3 +147,18 @@ def test_a_loop_of_ones_own_is_predicted_without_trying_its_codecs():
         assert own.what_if(batches=[12, 4]).prediction.step_s > 0
         found = own.what_if(compression="fp16")
         assert any("fp16" in note for note in found.notes)
+
+
+def test_a_bucket_size_is_proposed_from_what_was_measured(session):
+    proposal = session.propose_bucket_bytes()
+    assert proposal.present.bucket_bytes == session.plan.bucket_bytes
+    assert proposal.best in (*proposal.choices, proposal.present)
+    assert proposal.best.exposed_s <= proposal.present.exposed_s
+    assert {choice.bucket_bytes for choice in proposal.choices} > {None}
+
+
+def test_one_device_has_no_bucket_size():
+    with hk.Session(make_task(160), devices="cpu", global_batch=16) as alone:
+        run(alone)
+        with pytest.raises(hk.SessionError, match="exchanges nothing"):
+            alone.propose_bucket_bytes()

@@ -41,7 +41,7 @@ class FleetPlan:
         batches, micro_batches, amp: Samples per rank, largest pass, precision, in rank order.
         compression: The gradient codec's text.
         speeds: How fast each device is taken to be.
-        compute_s: Compute of the slowest rank, in seconds.
+        compute_s: Data and compute of the slowest rank, in seconds.
         exposed_s: Exchange that holds the step up.
         step_s: The whole step.
         low_s, high_s: The ends of what is to be expected.
@@ -236,13 +236,13 @@ class _Steps:
             floors=[1] * len(models),
         )
         rows = list(zip(models, batches, self.micro_batches, strict=True))
-        compute_s = max(model.seconds(batch, micro) for model, batch, micro in rows)
+        busy_s = max(model.seconds(batch, micro) for model, batch, micro in rows)
         buckets = self._buckets()
         shares = ready_shares([size for size, _ in buckets], self.profile.ready_shares)
         ready = [_ready(*row, shares) for row in rows]
         codec_s, transfer_s = self._exchange(self.fleet.devices, buckets)
         exposed_s = expose(ready, codec_s, transfer_s).seconds if transfer_s else 0.0
-        return _Step(batches, compute_s, exposed_s, compute_s + exposed_s + self._rest(batches))
+        return _Step(batches, busy_s, exposed_s, busy_s + exposed_s + self._rest_s)
 
     def verdict(self, speeds: Sequence[float]) -> Verdict:
         """Compares sets of the devices; their exchange is the whole fleet's, by its ranks."""
@@ -260,18 +260,23 @@ class _Steps:
             self.wanted.global_batch,
             micro_batches=self.micro_batches,
             comm_s=exchange_s,
+            rest_s=self._rest_s,
             emulated=self.profile.emulated,
             error=self.profile.error,
-            holds_for=f"compute and exchange, from a profile on {self.profile.device}",
+            source=f"a profile on {self.profile.device}",
         )
 
     def _models(self, speeds: Sequence[float]) -> list[ComputeTime]:
-        launch_s, sample_s = self.profile.launch_s, self.profile.sample_s
-        return [StepTime(launch_s=launch_s, sample_s=sample_s / speed) for speed in speeds]
-
-    def _rest(self, batches: Sequence[int]) -> float:
+        """Returns the time of each device's samples: fetching them is the host's, at its pace."""
         profile = self.profile
-        return profile.data_s * max(batches) + profile.optimizer_s + profile.other_s
+        return [
+            StepTime(launch_s=profile.launch_s, sample_s=profile.sample_s / speed + profile.data_s)
+            for speed in speeds
+        ]
+
+    @property
+    def _rest_s(self) -> float:
+        return self.profile.optimizer_s + self.profile.other_s
 
     def _buckets(self) -> list[tuple[float, list[Shape]]]:
         """Returns size and shapes of each bucket; gradients are ready last tensor first."""

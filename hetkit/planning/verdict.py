@@ -30,6 +30,9 @@ from hetkit.planning.batch_split import imbalance_floor
 from hetkit.planning.device_sets import Choice, DeviceSets
 from hetkit.planning.step_time import ComputeTime
 
+MEASURED = "measured step times"
+"""What a verdict is predicted from, unless it says otherwise."""
+
 _LEAST_GAIN = 0.05
 _SIGMAS = 3.0
 
@@ -49,6 +52,7 @@ class Verdict:
         emulated: Whether the step times are those of emulated devices.
         error: Standard error of the measured times, as a share, at the worst device. Default 0.
         holds_for: The settings that it holds for, for a person to read. Default: not said.
+        source: What it is predicted from.
 
     Example:
         >>> from hetkit.planning.step_time import StepTime
@@ -69,13 +73,14 @@ class Verdict:
     emulated: bool = False
     error: float = 0.0
     holds_for: str = ""
+    source: str = MEASURED
 
     @property
     def basis(self) -> str:
         """Where the figures come from, and what they hold for."""
         emulated = ", emulated" if self.emulated else ""
         settings = f"; for {self.holds_for}" if self.holds_for else ""
-        return f"predicted from measured step times{emulated}{settings}"
+        return f"predicted from {self.source}{emulated}{settings}"
 
     @property
     def margin(self) -> float:
@@ -188,6 +193,8 @@ def judge(
     emulated: bool = False,
     error: float = 0.0,
     holds_for: str = "",
+    rest_s: float = 0.0,
+    source: str = MEASURED,
 ) -> Verdict:
     """Compares all devices, the best subset and the fastest alone, by predicted step times.
 
@@ -202,6 +209,8 @@ def judge(
         emulated: Whether the devices are emulated.
         error: Standard error of the measured times, as a share, at the worst device.
         holds_for: The settings that the step times were measured under, for a person to read.
+        rest_s: Seconds that each step takes beside, with any devices (the optimizer's, say).
+        source: What the figures are predicted from.
 
     Returns:
         The verdict; prints as a table, and shows as one in a notebook.
@@ -221,7 +230,7 @@ def judge(
         total=total,
         micro_batches=tuple(micro_batches),
         caps=tuple(caps),
-        exchange_s=_exchange(comm_s),
+        exchange_s=_beside(comm_s, rest_s),
     )
     best = devices.fastest()
     if best is None:
@@ -243,10 +252,13 @@ def judge(
         emulated=emulated,
         error=error,
         holds_for=holds_for,
+        source=source,
     )
 
 
-def _exchange(comm_s: float | Callable[[int], float]) -> Callable[[int], float]:
-    if callable(comm_s):
-        return lambda ranks: comm_s(ranks) if ranks > 1 else 0.0
-    return lambda ranks: comm_s if ranks > 1 else 0.0
+def _beside(comm_s: float | Callable[[int], float], rest_s: float) -> Callable[[int], float]:
+    def seconds(ranks: int) -> float:
+        exchange_s = comm_s(ranks) if callable(comm_s) else comm_s
+        return rest_s + (exchange_s if ranks > 1 else 0.0)
+
+    return seconds

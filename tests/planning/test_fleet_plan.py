@@ -127,3 +127,14 @@ def test_every_plan_uses_the_whole_batch_and_lies_in_its_interval(
     assert sum(plan.batches) == batch
     assert plan.low_s <= plan.step_s * (1 + 1e-9)
     assert plan.step_s <= plan.high_s * (1 + 1e-9)
+
+
+def test_the_plan_and_its_verdict_count_the_same_parts():
+    # The verdict left out what is not compute or exchange, and promised twice the plan's speed.
+    busy = replace(PROFILE, data_s=0.0005, optimizer_s=0.02, other_s=0.03)
+    plan = plan_fleet(busy, "2xA100 + 2xV100", global_batch=64, link="1GB/s")
+    assert plan.verdict.balanced is not None
+    assert plan.verdict.balanced.batches == plan.batches
+    assert plan.verdict.balanced.step_s == pytest.approx(plan.step_s, rel=0.01)
+    assert "a profile on A100" in plan.verdict.text
+    assert "measured step times" not in str(plan.verdict)
