@@ -40,8 +40,9 @@ demo: setup  ## train on emulated devices, in this terminal
 lab: setup  ## open JupyterLab on the notebooks
 	$(BIN)/jupyter lab notebooks/
 
+# Two files at a time: most tests wait for processes. More at once would disturb what is timed.
 test: check  ## check everything, then run every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: setup  ## style, types, and who may import whom
 	$(BIN)/ruff check

@@ -84,7 +84,8 @@ class Guard:
         dot, made, meant, off = self._sums
         if not (0 < made < math.inf and 0 < meant < math.inf):
             return None
-        return dot / math.sqrt(made * meant), math.sqrt(off / meant)
+        # The product of two small squares can vanish; that of their roots does not.
+        return dot / (math.sqrt(made) * math.sqrt(meant)), math.sqrt(off / meant)
 
     def settle(self) -> tuple[float, float] | None:
         """Ends the step; returns its `reading`."""

@@ -56,3 +56,11 @@ def test_cut_into_buckets_it_is_the_cosine_and_the_error_of_the_whole(values, at
     cosine = made @ true / (made.norm() * true.norm())
     error = (made - true).norm() / true.norm()
     assert found == pytest.approx((float(cosine), float(error)), abs=1e-9)
+
+
+def test_a_tiny_gradient_has_a_direction_too():
+    # The product of the squared norms vanished, and the division by it ended the worker.
+    guard = Guard()
+    tiny = torch.tensor([0.0, 5.7e-94], dtype=torch.float64)
+    guard.compare(tiny.clone(), tiny)
+    assert guard.reading() == pytest.approx((1.0, 0.0))
