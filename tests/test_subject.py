@@ -6,9 +6,7 @@ import hetkit as hk
 from hetkit.subject import LoopSubject, subject_of
 
 
-@pytest.mark.parametrize(
-    "loop", [lambda worker: None, functools.partial(print, "here"), [].append], ids=repr
-)
+@pytest.mark.parametrize("loop", [lambda worker: None, functools.partial(print, "here"), [].append])
 def test_whatever_takes_one_argument_is_a_loop(loop):
     assert isinstance(subject_of(loop), LoopSubject)
 

@@ -173,7 +173,7 @@ def drawn_by_weight(dataset: Any, generator: torch.Generator) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "steps"), [(weighted(), 5), (drawn_by_weight, 3), (range(7, 30), 2)], ids=str
+    ("sampler", "steps"), [(weighted(), 5), (drawn_by_weight, 3), (range(7, 30), 2)]
 )
 def test_a_samplers_order_is_the_same_for_every_split(sampler: Any, steps: int) -> None:
     task = make_task(sampler=sampler)
@@ -218,7 +218,6 @@ def test_even_an_unreproducible_sampler_keeps_the_ranks_together(tmp_path: Path)
         (range(5), 6, "drew 5 indices, and epoch_samples is 6"),
         (None, 6, "epoch_samples is for a stream or a sampler"),
     ],
-    ids=str,
 )
 def test_a_sampler_that_cannot_be_followed_says_why(
     sampler: Any, epoch_samples: int | None, said: str

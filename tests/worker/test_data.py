@@ -59,7 +59,7 @@ def test_a_tensor_alone_gives_tensors(data):
     assert torch.equal(open_samples(data, None).fetch(range(2)), X[:2])
 
 
-@pytest.mark.parametrize("data", [Squares(), Many(), Squares, Many], ids=repr)
+@pytest.mark.parametrize("data", [Squares(), Many(), Squares, Many])
 def test_datasets_and_classes_of_them_are_collated(data):
     x, y = open_samples(data, None).fetch([3, 2])
     assert x.tolist() == [[3, 9], [2, 4]]
@@ -91,7 +91,6 @@ class Endless(IterableDataset):
         (lambda: [], "no samples"),
         ((torch.zeros(3), torch.zeros(4)), r"differ in length: \[3, 4\]"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_trained_on_says_why(data, said):
     with pytest.raises(DataError, match=said):

@@ -84,7 +84,6 @@ class Told:
         (Told(), [5, 0]),
         (lambda dataset, generator: reversed(range(len(dataset))), DATA[::-1]),
     ],
-    ids=str,
 )
 def test_any_iterable_of_indices_is_an_order(sampler, expected):
     assert order(sampler, epoch=5) == expected
@@ -112,7 +111,6 @@ def test_a_limit_takes_the_first_of_what_never_ends():
         (BatchSampler(SequentialSampler(DATA), 2, False), None, "a BatchSampler does what hetkit"),
         (DistributedSampler(DATA, 2, 0), None, "a DistributedSampler does what hetkit does"),
     ],
-    ids=str,
 )
 def test_what_is_no_order_is_refused_with_a_reason(sampler, limit, said):
     with pytest.raises(DataError, match=said):
