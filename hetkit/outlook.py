@@ -49,7 +49,7 @@ class Outlook(Access):
             SessionError: Too few steps have been measured yet under the present settings.
         """
         wanted = self.settings.change(**changes)
-        self._subject.check(wanted, self._fleet_in_use())
+        self._subject.check(wanted, self._in_use(self.ranks))
         now = self._situation()
         costs, tensor_bytes = self._tried(now, wanted)
         now = self._situation()  # with the link as the trial found it
@@ -127,8 +127,8 @@ class Outlook(Access):
 
     # ── inside ──
 
-    def _fleet_in_use(self) -> Fleet:
-        return Fleet(tuple(self._fleet[place] for place in self.ranks))
+    def _in_use(self, places: Sequence[int]) -> Fleet:
+        return Fleet(tuple(self._fleet[place] for place in places))
 
     def _situation(self) -> Situation:
         found: list[Situation | None] = []

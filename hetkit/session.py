@@ -328,9 +328,6 @@ class Session(Outlook):
     def _dump(self) -> Payload:
         return self._subject.dump(self._folder, inline=self._inline)
 
-    def _in_use(self, places: Sequence[int]) -> Fleet:
-        return Fleet(tuple(self._fleet[place] for place in places))
-
     def _keep_state(self, name: str) -> Path:
         return self._save_state().rename(self._folder / f"before-{name}.ckpt")
 

@@ -11,13 +11,12 @@ from hetkit.devices.device import Device
 from hetkit.errors import TaskError
 from hetkit.launch.messages import Join
 from hetkit.planning.batch_split import even_split
-from hetkit.planning.exchange_time import slowest_link
 from hetkit.task import Task
 from hetkit.worker.batchnorm import SharedStatistics, share_batchnorm
 from hetkit.worker.checkpoint import read_state
 from hetkit.worker.codecs.registry import make_codec
 from hetkit.worker.data import Samples, open_training, open_validation, to_device
-from hetkit.worker.emulated_link import EmulatedLink
+from hetkit.worker.emulated_link import link_of
 from hetkit.worker.emulation import DeviceClock, EmulatedMemory
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.hierarchy import Archipelago
@@ -104,12 +103,8 @@ def assemble(
     clock, memory = _emulated(me, join.rank)
     exchange = switch = None
     if group is not None:
-        link = None
-        slowest = slowest_link(join.devices)
-        if me.emulation is not None and slowest is not None:
-            link = EmulatedLink(slowest, join.world_size, me.emulation.time_scale)
         ready = clock.backward_done if clock else meter.handed_over
-        exchange = Exchange(group, link, make_codec("none"), ready)
+        exchange = Exchange(group, link_of(join.devices, me), make_codec("none"), ready)
         islands = Archipelago(join.devices, join.rank)
         switch = CodecSwitch(exchange, parts.task.codecs, join.rank, parts.device, islands)
     loop = TrainingLoop(

@@ -8,9 +8,10 @@
 """
 
 import time
+from collections.abc import Sequence
 
-from hetkit.devices.device import Link
-from hetkit.planning.exchange_time import ring_bytes
+from hetkit.devices.device import Device, Link
+from hetkit.planning.exchange_time import ring_bytes, slowest_link
 
 
 class EmulatedLink:
@@ -59,3 +60,11 @@ class EmulatedLink:
         rest = self._free_at - time.monotonic()
         if rest > 0:
             time.sleep(rest)
+
+
+def link_of(devices: Sequence[Device], me: Device) -> EmulatedLink | None:
+    """Returns this rank's emulated link in a ring over ``devices``; None where links are real."""
+    slowest = slowest_link(devices)
+    if me.emulation is None or slowest is None:
+        return None
+    return EmulatedLink(slowest, len(devices), me.emulation.time_scale)

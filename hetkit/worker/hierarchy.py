@@ -29,11 +29,11 @@ from typing import Any
 import torch.distributed as dist
 
 from hetkit.devices.device import Device
-from hetkit.planning.exchange_time import ring_bytes, slowest_link
+from hetkit.planning.exchange_time import ring_bytes
 from hetkit.planning.islands import common_backend
 from hetkit.worker.codecs.bucket import Bucket, Piece
 from hetkit.worker.codecs.codec import Codec, Wire
-from hetkit.worker.emulated_link import EmulatedLink
+from hetkit.worker.emulated_link import link_of
 from hetkit.worker.wire import GroupWire
 
 Islands = Sequence[tuple[int, ...]]
@@ -150,15 +150,11 @@ class Archipelago:
             made = dist.new_group(list(ranks), backend=self._backend(ranks))
             self._groups[ranks] = made if self._rank in ranks else None
         group = self._groups[ranks]
-        return None if group is None else GroupWire(group, self._link(ranks))
+        if group is None:
+            return None
+        members = [self._devices[rank] for rank in ranks]
+        return GroupWire(group, link_of(members, self._devices[self._rank]))
 
     def _backend(self, ranks: Sequence[int]) -> str:
         best = common_backend([self._devices[rank] for rank in ranks])
         return best if dist.is_nccl_available() else "gloo"
-
-    def _link(self, ranks: Sequence[int]) -> EmulatedLink | None:
-        emulation = self._devices[self._rank].emulation
-        slowest = slowest_link([self._devices[rank] for rank in ranks])
-        if emulation is None or slowest is None:
-            return None
-        return EmulatedLink(slowest, len(ranks), emulation.time_scale)

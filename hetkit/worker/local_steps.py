@@ -25,10 +25,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from hetkit.planning.exchange_time import BUCKET_BYTES
 from hetkit.worker.exchange import Exchange
-
-BUCKET_BYTES = 25 * 2**20
-"""Largest piece that is exchanged at once, as in DDP."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 
 from hetkit.devices.device import Device
-from hetkit.planning.exchange_time import ring_bytes, slowest_link
+from hetkit.planning.exchange_time import ring_bytes
 from hetkit.planning.exposure import Transfer, pack_buckets
 from hetkit.planning.situation import CodecCost
 from hetkit.worker.codecs.bucket import Bucket
 from hetkit.worker.codecs.registry import make_codec
-from hetkit.worker.emulated_link import EmulatedLink
+from hetkit.worker.emulated_link import link_of
 from hetkit.worker.wire import GroupWire
 
 REPEATS = 5
@@ -74,7 +74,7 @@ class Trial:
         gradients = [p for p in reversed(list(worker.model.parameters())) if p.requires_grad]
         buckets = _buckets(gradients, self.bucket_bytes)
         n = worker.world_size
-        wire = self._wire(n) if n > 1 else None
+        wire = self._wire() if n > 1 else None
         return Findings(
             costs={text: try_codec(text, buckets, n) for text in self.compressions},
             transfers=tuple(_try_link(wire, buckets)) if wire and self.with_link else (),
@@ -85,12 +85,9 @@ class Trial:
             fixed_bytes=_fixed_bytes(worker.model, worker.optimizer),
         )
 
-    def _wire(self, n: int) -> GroupWire:
-        slowest, emulation = slowest_link(self.devices), self.devices[0].emulation
-        link = None
-        if slowest is not None and emulation is not None:
-            link = EmulatedLink(slowest, n, emulation.time_scale)
-        return GroupWire(dist.distributed_c10d._get_default_group(), link)
+    def _wire(self) -> GroupWire:
+        group = dist.distributed_c10d._get_default_group()
+        return GroupWire(group, link_of(self.devices, self.devices[0]))
 
 
 def _try_link(wire: GroupWire, buckets: Sequence[Bucket]) -> Iterator[Transfer]:

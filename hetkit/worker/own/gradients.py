@@ -17,13 +17,11 @@ from itertools import groupby
 
 import torch
 
+from hetkit.planning.exchange_time import BUCKET_BYTES
 from hetkit.worker.exchange import Exchange
 
 SAMPLES = "samples"
 """What a loss is the mean over, unless the user says otherwise."""
-
-BUCKET_BYTES = 25 << 20
-"""How much travels at once; PyTorch's default for DDP."""
 
 
 class Gradients:

@@ -28,10 +28,9 @@ from hetkit.launch.channel import Link
 from hetkit.launch.payload import load
 from hetkit.plan import Plan
 from hetkit.planning.batch_split import even_split
-from hetkit.planning.exchange_time import slowest_link
 from hetkit.worker.checkpoint import read_state, write_state
 from hetkit.worker.codecs.registry import make_codec
-from hetkit.worker.emulated_link import EmulatedLink
+from hetkit.worker.emulated_link import link_of
 from hetkit.worker.emulation import EmulatedMemory
 from hetkit.worker.exchange import Exchange
 from hetkit.worker.group import share_tensors
@@ -259,10 +258,7 @@ class OwnRank(Rank):
 
 
 def _exchange(join: m.Join, me: Device, group: dist.ProcessGroup) -> Exchange:
-    link, slowest = None, slowest_link(join.devices)
-    if me.emulation is not None and slowest is not None:
-        link = EmulatedLink(slowest, join.world_size, me.emulation.time_scale)
-    return Exchange(group, link, make_codec("none"))
+    return Exchange(group, link_of(join.devices, me), make_codec("none"))
 
 
 def _memory(me: Device) -> EmulatedMemory | None:
